@@ -1,0 +1,60 @@
+"""The exception tree. What is raised decides who hears of it: the user, the model, or the dispatcher.
+
+PalestraError
+├── UsageError             the user: one line, exit code 2
+│   ├── ConfigError            a key, value or file of the config
+│   ├── ToolDefinitionError    a function that cannot become a tool
+│   ├── TaskError              a task that breaks its contract
+│   ├── ModelError             a model, tokenizer or chat template that cannot be used
+│   └── StorageError           a run directory that cannot be read or written
+├── ToolError              the model: the text is its observation, and the run goes on
+└── InfrastructureError    the dispatcher: not the model's fault, may be tried again
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PalestraError(Exception):
+    """Anything that Palestra raises on purpose."""
+
+
+class UsageError(PalestraError):
+    """Something the user can mend. Its text is one line that names what is wrong and what would be right."""
+
+
+class ConfigError(UsageError):
+    """A config file, key or value that is wrong."""
+
+
+class ToolDefinitionError(UsageError):
+    """A function that cannot become a tool."""
+
+
+class TaskError(UsageError):
+    """A task that does not keep its contract, such as a score that is not a number."""
+
+
+class ModelError(UsageError):
+    """A model, tokenizer or chat template that is missing or cannot be used."""
+
+
+class StorageError(UsageError):
+    """A run directory or ledger that cannot be read or written."""
+
+
+class ToolError(PalestraError):
+    """Raise it in a tool to tell the model what went wrong; the run goes on."""
+
+
+class InfrastructureError(PalestraError):
+    """A sandbox, server or disk failed under a rollout. The rollout may be tried again, and never counts as reward 0."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as ``; did you mean 'steps'?``, or the known names when none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}" if names else ""

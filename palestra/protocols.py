@@ -1,0 +1,117 @@
+"""Every seam of Palestra on one page. What stands on either side of a seam knows only these protocols."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from palestra.message import Message
+from palestra.tool import Schema
+from palestra.trajectory import Completion, FinishReason, Sample, Segment, Stage, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a completion is drawn. Logprobs are those of this distribution: log softmax(logits / temperature)."""
+
+    temperature: float = 1.0
+    max_tokens: int = 512
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a sampler can hold at once, where it knows."""
+
+    slots: int
+    kv_tokens: int
+
+
+class Session(Protocol):
+    """One rollout's line to the sampler. Between calls the sampler may keep what it computed for the tokens so far."""
+
+    async def sample(self, tokens: Sequence[int], sampling: Sampling) -> Completion: ...
+
+
+class Sampler(Protocol):
+    """Writes tokens. It owns its cache, and forgets a session's when the session ends."""
+
+    @property
+    def capacity(self) -> Capacity | None: ...
+
+    def session(self, seed: int, expected_tokens: int) -> AbstractAsyncContextManager[Session]: ...
+
+
+class Trainer(Protocol):
+    """Takes gradients. They are summed by `accumulate` and normalised once, at `step`."""
+
+    async def accumulate(self, samples: Sequence[Sample]) -> None: ...
+
+    async def step(self) -> Mapping[str, float]:
+        """Apply what was accumulated; say what it measured."""
+
+    async def publish(self) -> int:
+        """Give the sampler the present weights as the next policy version."""
+
+    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
+        """For each sample, the logprob of each token given those before it (0 for the first)."""
+
+    async def save(self, folder: Path) -> None:
+        """Write all that `load` needs to go on as if nothing had happened."""
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export(self, folder: Path) -> None:
+        """Write the weights (or the adapter) in the form that other tools load."""
+
+
+class Renderer(Protocol):
+    """Turns messages into tokens and back, for one model family."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Schema]) -> list[int]:
+        """The tokens that begin a segment, up to where the model's reply starts."""
+
+    def follow(self, finish: FinishReason, messages: Sequence[Message]) -> list[int]:
+        """The tokens between a reply and the next: the rest of its closing (all of it when it was cut), the messages,
+        and the opening of the next reply. The reply itself is never rendered again."""
+
+    def parse(self, tokens: Sequence[int]) -> Message:
+        """What a reply says and calls. A call that cannot be read carries its fault."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The tokens as text, markers included, for people to read."""
+
+
+class Policy(Protocol):
+    """All that the agent loop knows of a model."""
+
+    @property
+    def segments(self) -> list[Segment]: ...
+
+    async def begin(self, messages: Sequence[Message], tools: Sequence[Schema]) -> None: ...
+
+    async def act(self) -> Turn | None:
+        """The next reply, or None when the context has no room for one."""
+
+    async def observe(self, messages: Sequence[Message]) -> None: ...
+
+
+class StagedRollout(Protocol):
+    """What a dispatcher moves: `advance` runs one stage, and records a failure instead of raising it."""
+
+    @property
+    def trajectory(self) -> Trajectory: ...
+
+    async def advance(self, stage: Stage) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Dispatcher(Protocol):
+    """Decides which stage of which rollout runs now."""
+
+    def stream(self, rollouts: Iterable[StagedRollout]) -> AbstractAsyncContextManager[AsyncIterator[Trajectory]]: ...

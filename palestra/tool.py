@@ -1,0 +1,259 @@
+"""Tools: typed Python functions, with the schema that a model reads made from signature and docstring.
+
+A tool's effects are its return value: text (or content parts) is observed, `Finish` ends the run, `Rewrite` begins the
+context anew. `ToolError` is told to the model; any other exception is a failure of the rollout.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_type_hints
+
+import pydantic
+
+from palestra.errors import ToolDefinitionError, ToolError, nearest
+from palestra.message import JSON, Content, Image, Message, Text, ToolCall
+
+Schema = dict[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Returned by a tool: the run is over, and this is its answer."""
+
+    answer: JSON = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Returned by a tool: the context becomes these messages, and a new segment begins."""
+
+    messages: tuple[Message, ...]
+
+
+Outcome = Content | Finish | Rewrite
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    description: str
+    function: Callable[..., object]
+    arguments: type[pydantic.BaseModel]
+
+    @staticmethod
+    def of(function: Callable[..., object]) -> "Tool":
+        """Make a tool of a function or bound method. Every parameter needs a type hint; the docstring describes them."""
+        name = function.__name__
+        summary, described = _read_docstring(inspect.getdoc(function) or "")
+        try:
+            hints = get_type_hints(function, include_extras=True)
+        except NameError as error:
+            raise ToolDefinitionError(f"tool {name!r}: a type hint cannot be resolved: {error}") from None
+        fields: dict[str, Any] = {}
+        for parameter in inspect.signature(function).parameters.values():
+            _refuse_unusable(name, parameter, hints)
+            default = ... if parameter.default is parameter.empty else parameter.default
+            text = described.pop(parameter.name, None)
+            fields[parameter.name] = (hints[parameter.name], pydantic.Field(default, description=text))
+        if described:
+            stray = next(iter(described))
+            raise ToolDefinitionError(
+                f"tool {name!r}: its docstring describes {stray!r}, which is no parameter{nearest(stray, fields)}"
+            )
+        rules = pydantic.ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+        try:
+            arguments = pydantic.create_model(name, __config__=rules, **fields)
+            arguments.model_json_schema()
+        except (pydantic.PydanticUserError, NameError) as error:
+            reason = str(error).splitlines()[0]
+            raise ToolDefinitionError(f"tool {name!r}: a type hint has no JSON schema: {reason}") from None
+        return Tool(name, summary, function, arguments)
+
+    @cached_property
+    def parameters(self) -> Schema:
+        """The JSON schema of the arguments."""
+        schema = _without_titles(self.arguments.model_json_schema())
+        schema.pop("description", None)
+        schema.setdefault("properties", {})
+        return schema
+
+    def schema(self, strict: bool = False) -> Schema:
+        """The tool as OpenAI's `tools` JSON. In strict mode every property is required, and optional ones may be null."""
+        function: Schema = {"name": self.name, "description": self.description}
+        function["parameters"] = _strict(self.parameters) if strict else self.parameters
+        if strict:
+            function["strict"] = True
+        return {"type": "function", "function": function}
+
+    def bind(self, arguments: Mapping[str, JSON]) -> dict[str, Any]:
+        """The arguments as Python values: coerced and checked. A `ToolError` says what is wrong with each."""
+        given = {key: value for key, value in arguments.items() if not self._is_strict_null(key, value)}
+        try:
+            checked = self.arguments.model_validate(given)
+        except pydantic.ValidationError as error:
+            unpacked = _unpack_nested_json(given, error)
+            try:
+                checked = self.arguments.model_validate(unpacked)
+            except pydantic.ValidationError:
+                raise ToolError(self._complaint(error)) from None
+        return {key: getattr(checked, key) for key in type(checked).model_fields if key in checked.model_fields_set}
+
+    async def call(self, arguments: Mapping[str, JSON]) -> Outcome:
+        result = self.function(**self.bind(arguments))
+        if isinstance(result, Awaitable):
+            result = await result
+        return _as_outcome(result)
+
+    def _is_strict_null(self, key: str, value: JSON) -> bool:
+        """Strict mode has the model send null for what it leaves out; where null is no legal value, it means the default."""
+        field = self.arguments.model_fields.get(key)
+        return value is None and field is not None and not field.is_required()
+
+    def _complaint(self, error: pydantic.ValidationError) -> str:
+        known = self.arguments.model_fields
+        problems = []
+        for problem in error.errors():
+            where = ".".join(str(step) for step in problem["loc"]) or "arguments"
+            match problem["type"]:
+                case "missing":
+                    problems.append(f"argument {where!r} is missing")
+                case "extra_forbidden":
+                    problems.append(f"unknown argument {where!r}{nearest(where, known)}")
+                case _:
+                    problems.append(f"argument {where!r}: {problem['msg']}")
+        return f"{self.name}: {'; '.join(problems)}. Parameters: {json.dumps(self.parameters['properties'])}"
+
+
+class Toolbox:
+    """The tools of one rollout, by name."""
+
+    def __init__(self, functions: Iterable[Callable[..., object] | Tool]) -> None:
+        self._tools: dict[str, Tool] = {}
+        for function in functions:
+            tool = function if isinstance(function, Tool) else Tool.of(function)
+            if tool.name in self._tools:
+                raise ToolDefinitionError(f"two tools are named {tool.name!r}; rename one of the functions")
+            self._tools[tool.name] = tool
+
+    def schemas(self, strict: bool = False) -> list[Schema]:
+        return [tool.schema(strict) for tool in self._tools.values()]
+
+    async def run(self, call: ToolCall) -> Outcome:
+        """Run one call. What the model did wrong comes back as a `ToolError`."""
+        if call.fault is not None:
+            raise ToolError(call.fault)
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise ToolError(f"unknown tool {call.name[:80]!r}{nearest(call.name[:80], self._tools)}")
+        return await tool.call(call.arguments)
+
+
+def _refuse_unusable(tool: str, parameter: inspect.Parameter, hints: Mapping[str, object]) -> None:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        raise ToolDefinitionError(f"tool {tool!r}: parameter '{parameter}' cannot be in a schema; name each parameter")
+    if parameter.name not in hints:
+        raise ToolDefinitionError(
+            f"tool {tool!r}: parameter {parameter.name!r} has no type hint; write e.g. `{parameter.name}: str`"
+        )
+    if parameter.name.startswith("_"):
+        raise ToolDefinitionError(f"tool {tool!r}: parameter {parameter.name!r} may not begin with an underscore")
+
+
+_ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Split a Google-style docstring into what it says before `Args:` and what it says of each argument."""
+    summary, _, rest = text.partition("\nArgs:")
+    described: dict[str, str] = {}
+    current = None
+    for line in rest.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break  # the next section, such as `Returns:`
+        entry = _ENTRY.match(line.strip())
+        if entry and _indent(line) <= 4:
+            current = entry[1]
+            described[current] = entry[2]
+        elif current and line.strip():
+            described[current] += " " + line.strip()
+    return re.split(r"\n(?:Returns|Raises|Yields):", summary)[0].strip(), described
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _without_titles(value: JSON) -> JSON:
+    """Drop the titles that pydantic adds; a property that is itself named `title` stays."""
+    if isinstance(value, list):
+        return [_without_titles(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: {name: _without_titles(sub) for name, sub in item.items()}
+            if key in ("properties", "$defs")
+            else _without_titles(item)
+            for key, item in value.items()
+            if key != "title"
+        }
+    return value
+
+
+def _strict(schema: JSON) -> JSON:
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: _strict(item) for key, item in schema.items() if key not in ("default", "properties", "$defs")}
+    if "$defs" in schema:
+        out["$defs"] = {name: _strict(item) for name, item in schema["$defs"].items()}
+    if schema.get("type") == "object" and "properties" in schema:
+        required = schema.get("required", ())
+        out["properties"] = {
+            name: _strict(item) if name in required else _nullable(_strict(item))
+            for name, item in schema["properties"].items()
+        }
+        out["required"] = list(schema["properties"])
+        out["additionalProperties"] = False
+    return out
+
+
+def _nullable(schema: Schema) -> Schema:
+    options = schema.get("anyOf", [schema])
+    if {"type": "null"} in options:
+        return schema
+    described = {"description": schema["description"]} if "description" in schema else {}
+    options = [{key: item for key, item in option.items() if key != "description"} for option in options]
+    return {"anyOf": [*options, {"type": "null"}], **described}
+
+
+def _unpack_nested_json(given: Mapping[str, JSON], error: pydantic.ValidationError) -> dict[str, JSON]:
+    """Models often write a list or object argument as a JSON string: read such a string where it does not fit as it is."""
+    unpacked = dict(given)
+    for problem in error.errors():
+        key = str(problem["loc"][0]) if problem["loc"] else ""
+        value = unpacked.get(key)
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            try:
+                unpacked[key] = json.loads(value)
+            except (ValueError, RecursionError):
+                continue
+    return unpacked
+
+
+def _as_outcome(value: object) -> Outcome:
+    if isinstance(value, str | Finish | Rewrite):
+        return value
+    if isinstance(value, Text | Image):
+        return (value,)
+    if isinstance(value, tuple) and value and all(isinstance(part, Text | Image) for part in value):
+        return value
+    if value is None:
+        return ""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,0 +1,141 @@
+"""What an agent did, in tokens and in words: completions, segments, turns, trajectories, groups, and training samples.
+
+Tokens as sampled are the only truth. A segment is append-only: the list that is sent to the sampler is the list that is
+trained on, and only what the sampler wrote has mask True.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from palestra.message import JSON, Message
+
+FinishReason = Literal["stop", "length"]
+"""Why a completion ended: the model wrote a stop token, or it was cut at the limit."""
+
+Stage = Literal["init", "run", "reward"]
+
+Stop = Literal["finish", "answer", "turns", "context", "time"]
+"""Why a run ended: a tool finished it, a reply called no tool, or one of its budgets was used up."""
+
+FailureKind = Literal["infrastructure", "timeout", "bug"]
+"""Infrastructure and timeouts may be tried again; a bug in a task or tool would only repeat itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a sampler wrote: each token with its logprob under the sampled distribution and its policy version."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish: FinishReason
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.logprobs) == len(self.versions):
+            raise ValueError("a completion needs one logprob and one version for each token")
+
+
+@dataclass(slots=True)
+class Segment:
+    """One append-only token sequence, and one training sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Append tokens that the model reads: prompts, tool results, closings of cut replies. They are never trained on."""
+        self.tokens.extend(tokens)
+        self.mask.extend([False] * len(tokens))
+        self.logprobs.extend([0.0] * len(tokens))
+        self.versions.extend([-1] * len(tokens))
+
+    def wrote(self, completion: Completion) -> tuple[int, int]:
+        """Append what the model wrote, and say where it stands."""
+        start = len(self.tokens)
+        self.tokens.extend(completion.tokens)
+        self.mask.extend([True] * len(completion.tokens))
+        self.logprobs.extend(completion.logprobs)
+        self.versions.extend(completion.versions)
+        return start, len(self.tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One reply of the model and what the tools answered."""
+
+    message: Message
+    finish: FinishReason
+    segment: int
+    span: tuple[int, int]
+    """Where the reply stands in its segment; empty for policies that see no tokens."""
+    results: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rollout did not come to its end. It leaves its group; it is never reward 0."""
+
+    stage: Stage
+    kind: FailureKind
+    detail: str
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One attempt at one task, filled in stage by stage."""
+
+    task_id: str
+    index: int
+    openings: list[tuple[Message, ...]] = field(default_factory=list)
+    """The messages that began each segment: the prompt, and what each `Rewrite` put in its place."""
+    segments: list[Segment] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    stop: Stop | None = None
+    answer: JSON = None
+    artifact: JSON = None
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Everything said, in order."""
+        said: list[Message] = []
+        for number, opening in enumerate(self.openings):
+            said.extend(opening)
+            for turn in self.turns:
+                if turn.segment == number:
+                    said.extend((turn.message, *turn.results))
+        return said
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(sum(segment.mask) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All attempts at one task under one training step: the unit of the advantage's baseline."""
+
+    task_id: str
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One segment as a trainer takes it."""
+
+    tokens: Sequence[int]
+    mask: Sequence[bool]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    advantage: float
+    weight: float = 1.0
+    task_id: str = ""
