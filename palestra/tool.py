@@ -213,8 +213,7 @@ def _strict(schema: JSON) -> JSON:
     if schema.get("type") == "object" and "properties" in schema:
         required = schema.get("required", ())
         out["properties"] = {
-            name: _strict(item) if name in required else _nullable(_strict(item))
-            for name, item in schema["properties"].items()
+            name: _strict(item) if name in required else _nullable(_strict(item)) for name, item in schema["properties"].items()
         }
         out["required"] = list(schema["properties"])
         out["additionalProperties"] = False
