@@ -81,9 +81,10 @@ def to_json(message: Message) -> dict[str, JSON]:
 
 
 def from_json(value: Mapping[str, JSON]) -> Message:
+    content = value.get("content")
     return Message(
         role=value["role"],
-        content=_content_from_json(value.get("content") or ""),
+        content="" if content is None else _content_from_json(content),
         calls=tuple(_call_from_json(call, i) for i, call in enumerate(value.get("tool_calls") or ())),
         call_id=value.get("tool_call_id"),
         name=value.get("name"),
@@ -113,7 +114,9 @@ def _content_from_json(value: str | Sequence[Mapping[str, JSON]]) -> Content:
 def _part_from_json(value: Mapping[str, JSON]) -> Text | Image:
     if value["type"] == "text":
         return Text(value["text"])
-    head, _, data = value["image_url"]["url"].partition(";base64,")
+    head, found, data = value["image_url"]["url"].partition(";base64,")
+    if not found:
+        raise ValueError(f"an image must be a data URL in base64, not {head[:80]!r}")
     return Image(base64.b64decode(data), head.removeprefix("data:"))
 
 
@@ -126,7 +129,13 @@ def _call_to_json(call: ToolCall) -> JSON:
 
 
 def _call_from_json(value: Mapping[str, JSON], index: int) -> ToolCall:
-    arguments = value["function"]["arguments"]
-    if isinstance(arguments, str):  # OpenAI's wire format nests JSON in a string
-        arguments = json.loads(arguments)
-    return ToolCall(value.get("id") or f"call_{index}", value["function"]["name"], arguments, value.get("fault"))
+    function, fault = value["function"], value.get("fault")
+    arguments = function["arguments"]
+    if isinstance(arguments, str):  # OpenAI's wire format nests JSON, as the model wrote it, in a string
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            arguments, fault = {}, f"the arguments of {function['name']} are not valid JSON: {error}"
+    if not isinstance(arguments, Mapping):
+        arguments, fault = {}, f"the arguments of {function['name']} must be a JSON object"
+    return ToolCall(value.get("id") or f"call_{index}", function["name"], arguments, fault)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -35,7 +36,7 @@ class Task(Generic[Env, Artifact]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in cls._asynchronous:
-            method = cls.__dict__.get(name)
+            method = getattr(cls, name)
             if inspect.isfunction(method) and not inspect.iscoroutinefunction(method):
                 raise TaskError(f"{cls.__name__}.{name} must be asynchronous; write `async def {name}`")
 
@@ -71,8 +72,6 @@ def as_score(value: object, task_id: str) -> Score:
     """What `score` returned, checked: a finite number, alone or in a `Score`."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]  # checked on the next line
     number = score.reward
-    if isinstance(number, bool):
-        return Score(float(number), score.metrics)
-    if not isinstance(number, int | float) or not math.isfinite(number):
+    if not isinstance(number, Real) or not math.isfinite(number):
         raise TaskError(f"task {task_id!r}: score() returned {number!r}; it must return a finite number or a Score")
     return Score(float(number), score.metrics)

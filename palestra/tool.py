@@ -5,9 +5,11 @@ context anew. `ToolError` is told to the model; any other exception is a failure
 """
 
 import inspect
+import itertools
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_type_hints
@@ -47,22 +49,28 @@ class Tool:
     @staticmethod
     def of(function: Callable[..., object]) -> "Tool":
         """Make a tool of a function or bound method. Every parameter needs a type hint; the docstring describes them."""
-        name = function.__name__
+        name = getattr(function, "__name__", "")
+        if not name.isidentifier():
+            raise ToolDefinitionError(f"{function!r} has no name that a model could call; write it as a function")
         summary, described = _read_docstring(inspect.getdoc(function) or "")
         try:
             hints = get_type_hints(function, include_extras=True)
         except NameError as error:
             raise ToolDefinitionError(f"tool {name!r}: a type hint cannot be resolved: {error}") from None
+        parameters = inspect.signature(function).parameters
         fields: dict[str, Any] = {}
-        for parameter in inspect.signature(function).parameters.values():
+        for parameter in parameters.values():
             _refuse_unusable(name, parameter, hints)
             default = ... if parameter.default is parameter.empty else parameter.default
-            text = described.pop(parameter.name, None)
-            fields[parameter.name] = (hints[parameter.name], pydantic.Field(default, description=text))
+            about: Schema = {"alias": parameter.name}
+            if parameter.name in described:  # else a description in the hint, `Annotated[int, Field(...)]`, stands
+                about["description"] = described.pop(parameter.name)
+            # The prefix keeps parameters such as `json` or `model_config` apart from the attributes of pydantic's models.
+            fields[f"arg_{parameter.name}"] = (hints[parameter.name], pydantic.Field(default, **about))
         if described:
             stray = next(iter(described))
             raise ToolDefinitionError(
-                f"tool {name!r}: its docstring describes {stray!r}, which is no parameter{nearest(stray, fields)}"
+                f"tool {name!r}: its docstring describes {stray!r}, which is no parameter{nearest(stray, parameters)}"
             )
         rules = pydantic.ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
         try:
@@ -76,7 +84,7 @@ class Tool:
     @cached_property
     def parameters(self) -> Schema:
         """The JSON schema of the arguments."""
-        schema = _without_titles(self.arguments.model_json_schema())
+        schema: Schema = _without_titles(self.arguments.model_json_schema())
         schema.pop("description", None)
         schema.setdefault("properties", {})
         return schema
@@ -91,16 +99,18 @@ class Tool:
 
     def bind(self, arguments: Mapping[str, JSON]) -> dict[str, Any]:
         """The arguments as Python values: coerced and checked. A `ToolError` says what is wrong with each."""
-        given = {key: value for key, value in arguments.items() if not self._is_strict_null(key, value)}
+        given: JSON = dict(arguments)
         try:
             checked = self.arguments.model_validate(given)
         except pydantic.ValidationError as error:
-            unpacked = _unpack_nested_json(given, error)
+            for problem in error.errors():
+                given = _mend(given, problem["loc"])
             try:
-                checked = self.arguments.model_validate(unpacked)
-            except pydantic.ValidationError:
-                raise ToolError(self._complaint(error)) from None
-        return {key: getattr(checked, key) for key in type(checked).model_fields if key in checked.model_fields_set}
+                checked = self.arguments.model_validate(given)
+            except pydantic.ValidationError as remaining:
+                raise ToolError(self._complaint(remaining)) from None
+        fields = (field for field in type(checked).model_fields if field in checked.model_fields_set)
+        return {field.removeprefix("arg_"): getattr(checked, field) for field in fields}
 
     async def call(self, arguments: Mapping[str, JSON]) -> Outcome:
         result = self.function(**self.bind(arguments))
@@ -108,13 +118,8 @@ class Tool:
             result = await result
         return _as_outcome(result)
 
-    def _is_strict_null(self, key: str, value: JSON) -> bool:
-        """Strict mode has the model send null for what it leaves out; where null is no legal value, it means the default."""
-        field = self.arguments.model_fields.get(key)
-        return value is None and field is not None and not field.is_required()
-
     def _complaint(self, error: pydantic.ValidationError) -> str:
-        known = self.arguments.model_fields
+        known = self.parameters["properties"]
         problems = []
         for problem in error.errors():
             where = ".".join(str(step) for step in problem["loc"]) or "arguments"
@@ -122,10 +127,10 @@ class Tool:
                 case "missing":
                     problems.append(f"argument {where!r} is missing")
                 case "extra_forbidden":
-                    problems.append(f"unknown argument {where!r}{nearest(where, known)}")
+                    problems.append(f"unknown argument {where!r}{nearest(where, known) if len(problem['loc']) == 1 else ''}")
                 case _:
                     problems.append(f"argument {where!r}: {problem['msg']}")
-        return f"{self.name}: {'; '.join(problems)}. Parameters: {json.dumps(self.parameters['properties'])}"
+        return f"{self.name}: {'; '.join(problems)}. Parameters: {json.dumps(self.parameters)}"
 
 
 class Toolbox:
@@ -168,23 +173,18 @@ _ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Split a Google-style docstring into what it says before `Args:` and what it says of each argument."""
-    summary, _, rest = text.partition("\nArgs:")
+    summary, _, rest = f"\n{text}".partition("\nArgs:")
+    section = itertools.takewhile(lambda line: not line.strip() or line.startswith(" "), rest.splitlines())
     described: dict[str, str] = {}
     current = None
-    for line in rest.splitlines():
-        if line.strip() and not line.startswith(" "):
-            break  # the next section, such as `Returns:`
-        entry = _ENTRY.match(line.strip())
-        if entry and _indent(line) <= 4:
+    for line in textwrap.dedent("\n".join(section)).splitlines():
+        entry = _ENTRY.match(line)  # what is indented further goes on with the entry above it
+        if entry:
             current = entry[1]
             described[current] = entry[2]
-        elif current and line.strip():
+        elif current and line:
             described[current] += " " + line.strip()
     return re.split(r"\n(?:Returns|Raises|Yields):", summary)[0].strip(), described
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _without_titles(value: JSON) -> JSON:
@@ -229,18 +229,20 @@ def _nullable(schema: Schema) -> Schema:
     return {"anyOf": [*options, {"type": "null"}], **described}
 
 
-def _unpack_nested_json(given: Mapping[str, JSON], error: pydantic.ValidationError) -> dict[str, JSON]:
-    """Models often write a list or object argument as a JSON string: read such a string where it does not fit as it is."""
-    unpacked = dict(given)
-    for problem in error.errors():
-        key = str(problem["loc"][0]) if problem["loc"] else ""
-        value = unpacked.get(key)
-        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-            try:
-                unpacked[key] = json.loads(value)
-            except (ValueError, RecursionError):
-                continue
-    return unpacked
+def _mend(value: JSON, path: Sequence[str | int]) -> JSON:
+    """Mend what models often write on the way to what did not fit: a list or object as a JSON string, or null for a property
+    that is left out, as strict mode has them do."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    if path and isinstance(value, dict) and path[0] in value:
+        others = {key: item for key, item in value.items() if key != path[0]}
+        return others if value[path[0]] is None else others | {path[0]: _mend(value[path[0]], path[1:])}
+    if path and isinstance(value, list) and isinstance(path[0], int):
+        return [_mend(item, path[1:]) if index == path[0] else item for index, item in enumerate(value)]
+    return value
 
 
 def _as_outcome(value: object) -> Outcome:
@@ -248,8 +250,8 @@ def _as_outcome(value: object) -> Outcome:
         return value
     if isinstance(value, Text | Image):
         return (value,)
-    if isinstance(value, tuple) and value and all(isinstance(part, Text | Image) for part in value):
-        return value
+    if isinstance(value, tuple | list) and value and all(isinstance(part, Text | Image) for part in value):
+        return tuple(value)
     if value is None:
         return ""
     try:

@@ -1,0 +1,156 @@
+"""Where keys and values live between decode steps: trunks, which sequences share, and tails, which each has for itself.
+
+A trunk is a prompt that was computed once for all rollouts of its group. Tails lie in shelves: a shelf's rows have one
+capacity, so that neighbours are read in one attention call without copies; a tail that outgrows its shelf moves to the next.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+SMALLEST_SHELF = 128
+GROWTH = 4
+"""Each shelf's rows hold four times as many tokens as those of the shelf before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one token's keys and values look like."""
+
+    layers: int
+    key_heads: int
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.key_heads * self.size * self.dtype.itemsize
+
+    def empty(self, rows: int, capacity: int) -> list[Tensor]:
+        """For each layer, room for keys and values: [2, rows, key heads, capacity, size]."""
+        shape = (2, rows, self.key_heads, capacity, self.size)
+        return [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
+
+
+@dataclass(eq=False, slots=True)
+class Trunk:
+    """A prompt's keys and values, computed under one policy version and shared by every sequence that begins with it."""
+
+    tokens: list[int]
+    version: int
+    kv: list[Tensor]
+    filled: int = 0
+    users: int = 0
+    last_used: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.filled == len(self.tokens)
+
+    def copy_from(self, other: "Trunk", count: int) -> None:
+        for own, theirs in zip(self.kv, other.kv, strict=True):
+            own[..., :count, :] = theirs[..., :count, :]
+        self.filled = count
+
+
+@dataclass(eq=False)
+class Shelf:
+    """Rows of equal capacity. Rows are handed out lowest first, so that those in use stay neighbours."""
+
+    shape: Shape
+    capacity: int
+    kv: list[Tensor] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    rows: int = 0
+
+    def take(self) -> int:
+        if not self.free:
+            self._grow(max(8, 2 * self.rows))
+        self.free.sort()
+        return self.free.pop(0)
+
+    def give_back(self, row: int) -> None:
+        self.free.append(row)
+        if len(self.free) == self.rows:  # nobody is left: hand the memory back
+            self.kv, self.free, self.rows = [], [], 0
+
+    def _grow(self, rows: int) -> None:
+        larger = self.shape.empty(rows, self.capacity)
+        for new, old in zip(larger, self.kv, strict=False):
+            new[:, : self.rows] = old
+        self.kv = larger
+        self.free.extend(range(self.rows, rows))
+        self.rows = rows
+
+
+@dataclass(eq=False, slots=True)
+class Tail:
+    """A sequence's own keys and values: a row of a shelf, filled up to `length`."""
+
+    shelf: Shelf
+    row: int
+    length: int = 0
+
+
+class Cache:
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.trunks: list[Trunk] = []
+        self._shelves: dict[int, Shelf] = {}
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens' keys and values there is room for now."""
+        tails = sum(shelf.rows * shelf.capacity for shelf in self._shelves.values())
+        return tails + sum(len(trunk.tokens) for trunk in self.trunks)
+
+    def longest_trunk(self, tokens: Sequence[int], version: int) -> tuple[Trunk | None, int]:
+        """The trunk that agrees with most of the first tokens, and on how many."""
+        best, agreed = None, 0
+        for trunk in self.trunks:
+            if trunk.version == version:
+                count = agreement(trunk.tokens, tokens)
+                if count > agreed:
+                    best, agreed = trunk, count
+        return best, agreed
+
+    def add_trunk(self, tokens: Sequence[int], version: int) -> Trunk:
+        trunk = Trunk(list(tokens), version, self.shape.empty(1, len(tokens)))
+        self.trunks.append(trunk)
+        return trunk
+
+    def drop_trunks(self, unwanted: Iterable[Trunk]) -> None:
+        gone = set(map(id, unwanted))
+        self.trunks = [trunk for trunk in self.trunks if id(trunk) not in gone]
+
+    def reserve(self, tail: Tail | None, length: int) -> Tail:
+        """A tail with room for `length` tokens: this one, or a copy of it on a larger shelf."""
+        if tail is not None and length <= tail.shelf.capacity:
+            return tail
+        capacity = SMALLEST_SHELF
+        while capacity < length:
+            capacity *= GROWTH
+        shelf = self._shelves.setdefault(capacity, Shelf(self.shape, capacity))
+        moved = Tail(shelf, shelf.take())
+        if tail is not None:
+            for new, old in zip(shelf.kv, tail.shelf.kv, strict=True):
+                new[:, moved.row, :, : tail.length] = old[:, tail.row, :, : tail.length]
+            moved.length = tail.length
+            self.release(tail)
+        return moved
+
+    def release(self, tail: Tail) -> None:
+        tail.shelf.give_back(tail.row)
+
+
+def agreement(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens two sequences share."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
