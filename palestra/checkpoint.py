@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from palestra.errors import StorageError
 
-MANIFEST = "manifest.json"
+MANIFEST = "checkpoint-manifest.json"
 
 _PARTIAL = ".partial-"  # still being written
 _DISCARDED = ".discarded-"  # being deleted: a kill halfway must not leave half a checkpoint under its name
@@ -88,23 +88,33 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _seal(file: Path) -> Entry:
+    _sync(file)
+    return _describe(file)
+
+
+def _describe(file: Path) -> Entry:
     with file.open("rb") as data:
-        digest = hashlib.file_digest(data, "sha256").hexdigest()
-        os.fsync(data.fileno())
-        return {"size": os.fstat(data.fileno()).st_size, "sha256": digest}
+        return {"size": os.fstat(data.fileno()).st_size, "sha256": hashlib.file_digest(data, "sha256").hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _publish(partial: Path, final: Path, files: dict[str, Entry]) -> Path:
     """Nothing in here awaits: a cancelled write has published all or nothing."""
     order = 1 + max((manifest["order"] for folder in _folders(final.parent) if (manifest := _manifest(folder))), default=-1)
     (partial / MANIFEST).write_text(json.dumps(Manifest(order=order, files=files), indent=1))
-    _seal(partial / MANIFEST)
-    for folder in (*(path for path in partial.rglob("*") if path.is_dir()), partial):
-        _sync_folder(folder)
+    for path in (partial / MANIFEST, *(path for path in partial.rglob("*") if path.is_dir()), partial):
+        _sync(path)
     # A name that exists was written just before a kill and never committed, so there may be an instant without it.
     replaced = _set_aside(final) if final.exists() else None
     os.rename(partial, final)
-    _sync_folder(final.parent)
+    _sync(final.parent)
     if replaced:
         shutil.rmtree(replaced)
     return final
@@ -115,14 +125,6 @@ def _set_aside(folder: Path) -> Path:
     shutil.rmtree(discarded, ignore_errors=True)
     os.rename(folder, discarded)
     return discarded
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -155,7 +157,7 @@ def _sizes_match(folder: Path, manifest: Manifest) -> bool:
 
 def _hashes_match(folder: Path, manifest: Manifest) -> bool:
     try:
-        return all(_seal(folder / name) == entry for name, entry in manifest["files"].items())
+        return all(_describe(folder / name) == entry for name, entry in manifest["files"].items())
     except OSError:
         return False
 

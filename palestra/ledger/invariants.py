@@ -20,8 +20,11 @@ RULES = {
     "committed steps with gaps (first, last, count)": """
         SELECT min(step), max(step), count(*) FROM steps HAVING count(*) > 0 AND (min(step) != 0 OR max(step) != count(*) - 1)""",
     "a step whose batch is not what it consumed": """
-        SELECT step FROM steps WHERE trained != (SELECT count(*) FROM trajectories WHERE settled_by = step AND state = 'consumed')
-            OR filtered != (SELECT count(*) FROM trajectories WHERE settled_by = step AND state = 'filtered')""",
+        SELECT steps.step FROM steps LEFT JOIN (
+            SELECT settled_by, sum(state = 'consumed') AS consumed, sum(state = 'filtered') AS filtered
+            FROM trajectories GROUP BY settled_by
+        ) AS taken ON settled_by = steps.step
+        WHERE steps.trained != coalesce(taken.consumed, 0) OR steps.filtered != coalesce(taken.filtered, 0)""",
     "segments of no trajectory": "SELECT trajectory FROM segments WHERE trajectory NOT IN (SELECT id FROM trajectories)",
     "segments that are not numbered 0, 1, …": """
         SELECT trajectory FROM segments GROUP BY trajectory HAVING min(number) != 0 OR max(number) != count(*) - 1""",

@@ -8,8 +8,9 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from palestra.errors import StorageError
 
@@ -124,19 +125,19 @@ class Store:
             raise StorageError(f"cannot {doing} {self.path}: the file is damaged: {error}") from error
 
 
-def _lock(path: Path) -> TextIO:
+def _lock(path: Path) -> FileIO:
     """The lock is flock's, not the file's existence: the system frees it however the process ends."""
     with ExitStack() as opened:
         try:
             # A file beside the database: opening and closing the database itself would drop the locks SQLite holds on it.
-            lock = opened.enter_context(path.with_name(path.name + ".lock").open("a+"))
+            lock = opened.enter_context(path.with_name(path.name + ".lock").open("a+b", buffering=0))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            lock.write(b"%d" % os.getpid())
         except BlockingIOError as error:
             lock.seek(0)
-            raise StorageError(f"{path} is being written by process {lock.read()}; a run has one writer at a time") from error
+            owner = lock.read().decode()
+            raise StorageError(f"{path} is being written by process {owner}; a run has one writer at a time") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be locked for writing: {error.strerror}") from error
         opened.pop_all()

@@ -6,6 +6,7 @@ Where in a reply a call begins and ends is the business of `hermes.py` and `llam
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -36,12 +37,14 @@ class CallFormat:
     def read(self, text: str, index: int) -> ToolCall:
         """One call, from text that holds nothing else."""
         body = text.strip()
+        if not body:
+            return self.fault("it is empty", index)
         try:
             value, end = decode(body)
             if end < len(body):
                 raise Unreadable(f"there is more text after its JSON object: {body[end : end + 40]!r}")
         except Unreadable as error:
-            return self.fault(str(error), index, body)
+            return self.fault(str(error), index, name_in(body))
         return self.check(value, index)
 
     def check(self, value: JSON, index: int) -> ToolCall:
@@ -53,18 +56,18 @@ class CallFormat:
             return self.fault('it has no "name" of a tool', index)
         key = next((key for key in self.keys if key in value), None)
         if key is None:
-            return self.fault(f'it has no "{self.keys[0]}"; give {{}} when there are none', index, name=name)
+            return self.fault(f'it has no "{self.keys[0]}"; give {{}} when there are none', index, name)
         if not isinstance(value[key], dict):
-            return self.fault(f'its "{key}" must be a JSON object', index, name=name)
+            return self.fault(f'its "{key}" must be a JSON object', index, name)
         return ToolCall(f"call_{index}", name, value[key])
 
-    def fault(self, reason: str, index: int, body: str = "", name: str = "") -> ToolCall:
-        name = name or _name_in(body)
-        return ToolCall(f"call_{index}", name, {}, f"This tool call could not be read: {reason}. The right format is:\n{self.example}")
+    def fault(self, reason: str, index: int, name: str = "") -> ToolCall:
+        return ToolCall(
+            f"call_{index}", name, {}, f"This tool call could not be read: {reason}. The right format is:\n{self.example}"
+        )
 
-    def too_many(self, left_out: int) -> ToolCall:
-        plural = "call was" if left_out == 1 else "calls were"
-        text = f"A reply may call at most {MAX_CALLS} tools; the last {left_out} {plural} left out. Call again for what is still needed."
+    def too_many(self) -> ToolCall:
+        text = f"A reply may call at most {MAX_CALLS} tools; those behind were left out. Call again for what is still needed."
         return ToolCall(f"call_{MAX_CALLS}", "", {}, text)
 
 
@@ -75,6 +78,8 @@ def decode(text: str, start: int = 0) -> tuple[JSON, int]:
     except json.JSONDecodeError as error:
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
             raise Unreadable("it was cut off, or a quote or bracket is not closed") from None
+        if error.msg.startswith("Invalid control character"):
+            raise Unreadable("a string in it holds a bare line break or tab; write them as \\n and \\t") from None
         around = text[max(start, error.pos - 20) : error.pos + 20]
         raise Unreadable(f"its JSON is broken at character {error.pos - start}, near {around!r} ({error.msg})") from None
     except RecursionError:
@@ -87,7 +92,9 @@ def refuse_faults(message: Message) -> None:
     """What the model should learn to write has no calls that could not be read: their text is lost."""
     for call in message.calls:
         if call.fault is not None:
-            raise ModelError(f"call {call.id!r} could not be read when it was made, so it is no target for training; leave it out")
+            raise ModelError(
+                f"call {call.id!r} could not be read when it was made, so it is no target for training; leave it out"
+            )
 
 
 def to_json_text(value: JSON) -> str:
@@ -95,13 +102,14 @@ def to_json_text(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def name_in(broken: str) -> str:
+    """The tool's name in a call that is no JSON, or an empty string."""
+    found = _NAME.search(broken)
+    return found[1] if found else ""
+
+
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\\n]{1,64})"')
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _name_in(body: str) -> str:
-    found = _NAME.search(body)
-    return found[1] if found else ""
 
 
 def _refuse_odd(value: JSON) -> None:
@@ -122,8 +130,7 @@ def _refuse_odd(value: JSON) -> None:
 def _object(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for index, key in enumerate(keys) if key in keys[:index])
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise Unreadable(f"the key {twice[:40]!r} occurs twice in one object")
     return value
 

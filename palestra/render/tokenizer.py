@@ -1,4 +1,4 @@
-"""A model folder's tokenizer, with its markers (added tokens such as `<|im_end|>`) kept apart from text that anyone may have written.
+"""A model folder's tokenizer, with its markers (added tokens such as `<|im_end|>`) kept apart from what anyone may write.
 
 A marker's id comes only from `Own` text, which a template vouches for. Whatever else is encoded cannot become a marker,
 however it is spelled.
@@ -6,7 +6,7 @@ however it is spelled.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,9 @@ class _Marker:
 class Tokenizer:
     """Made by `load`."""
 
-    def __init__(self, folder: Path, data: dict[str, JSON], config: Mapping[str, JSON], model_type: str, template: str | None) -> None:
+    def __init__(
+        self, folder: Path, data: dict[str, JSON], config: Mapping[str, JSON], model_type: str, template: str | None
+    ) -> None:
         self.folder = folder
         self.model_type = model_type
         self.template = template
@@ -52,10 +54,9 @@ class Tokenizer:
         self._full = _build(data)
         self._plain = _build(_without_markers(data, self._markers))
 
-    def id(self, marker: str) -> int | None:
-        """The id of a marker, or None when the tokenizer has no such token."""
-        found = self._markers.get(marker)
-        return found.id if found else None
+    @property
+    def markers(self) -> Set[str]:
+        return self._markers.keys()
 
     def ids(self, *markers: str) -> frozenset[int]:
         """The ids of those of the markers that the tokenizer has."""
@@ -70,11 +71,12 @@ class Tokenizer:
         tokens: list[int] = []
         run = ""
         strip = False
-        for piece in (part for piece in pieces for part in (self.cut(piece.text) if isinstance(piece, Own) else [piece])):
-            if isinstance(piece, str):
-                run += piece
+        parts = (part for piece in pieces for part in (self.cut(piece.text) if isinstance(piece, Own) else [piece]))
+        for part in parts:
+            if isinstance(part, str):
+                run += part
                 continue
-            marker = self._markers[piece.text]
+            marker = self._markers[part.text]
             run = run.rstrip() if marker.strips_left else run
             tokens += self._encode_run(run.lstrip() if strip else run)
             tokens.append(marker.id)
@@ -82,7 +84,7 @@ class Tokenizer:
         return tokens + self._encode_run(run.lstrip() if strip else run)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The tokens as text, markers included. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
+        """The tokens as text, markers included. Broken UTF-8 becomes U+FFFD; ids outside the vocabulary are left out."""
         text: str = self._full.decode(list(tokens), skip_special_tokens=False)
         return text
 

@@ -29,10 +29,11 @@ class Shape:
     def bytes_per_token(self) -> int:
         return 2 * self.layers * self.key_heads * self.size * self.dtype.itemsize
 
-    def empty(self, rows: int, capacity: int) -> list[Tensor]:
-        """For each layer, room for keys and values: [2, rows, key heads, capacity, size]."""
+    def room(self, rows: int, capacity: int) -> list[Tensor]:
+        """For each layer, room for keys and values: [2, rows, key heads, capacity, size]. Zeros, since attention multiplies
+        what it masks by nothing, and nothing times NaN is NaN."""
         shape = (2, rows, self.key_heads, capacity, self.size)
-        return [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
+        return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +79,7 @@ class Shelf:
             self.kv, self.free, self.rows = [], [], 0
 
     def _grow(self, rows: int) -> None:
-        larger = self.shape.empty(rows, self.capacity)
+        larger = self.shape.room(rows, self.capacity)
         for new, old in zip(larger, self.kv, strict=False):
             new[:, : self.rows] = old
         self.kv = larger
@@ -118,7 +119,7 @@ class Cache:
         return best, agreed
 
     def add_trunk(self, tokens: Sequence[int], version: int) -> Trunk:
-        trunk = Trunk(list(tokens), version, self.shape.empty(1, len(tokens)))
+        trunk = Trunk(list(tokens), version, self.shape.room(1, len(tokens)))
         self.trunks.append(trunk)
         return trunk
 

@@ -130,10 +130,9 @@ class PiecesPlan:
         start = 0
         for trunk, count in self._on_trunk:
             rows = query[:, start : start + count]
-            keys, values = trunk.kv[layer]
-            part, part_lse = attend(fold(rows, key_heads), keys, values, scale)
-            trunk_outs.append(part.reshape(rows.shape))
-            trunk_lses.append(part_lse.reshape(heads, count))
+            part, part_lse = _attend_trunk(trunk.kv[layer], rows, scale)
+            trunk_outs.append(part)
+            trunk_lses.append(part_lse)
             start += count
         merged, _ = merge(out, lse, torch.cat(trunk_outs, dim=1), torch.cat(trunk_lses, dim=1))
         return merged.to(query.dtype)
@@ -152,6 +151,13 @@ def _runs(tails: Sequence[Tail], dtype: torch.dtype, device: torch.device) -> li
             mask = torch.zeros(behind.shape, dtype=dtype, device=device).masked_fill_(behind, float("-inf"))[:, None, None]
         runs.append(_Run(members[0].shelf, slice(members[0].row, members[-1].row + 1), longest, mask))
     return runs
+
+
+def _attend_trunk(kv: Tensor, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    if kv.shape[-2] == 0:  # a prompt of a single token
+        return torch.zeros_like(query), torch.full(query.shape[:2], float("-inf"), device=query.device)
+    out, lse = attend(fold(query, kv.shape[2]), kv[0], kv[1], scale)
+    return out.reshape(query.shape), lse.reshape(query.shape[:2])
 
 
 def _attend_prefill(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

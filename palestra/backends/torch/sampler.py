@@ -1,0 +1,326 @@
+"""The embedded sampler: one thread that batches continuously over all sessions, between whose turns it keeps their keys and
+values. Requests arrive and leave between decode steps; so do new weights, and every token carries the version that wrote it.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palestra.backends.torch.cache import Cache, Shape, Tail, Trunk, agreement
+from palestra.backends.torch.draw import draw
+from palestra.backends.torch.pieces import Piece, PiecesPlan
+from palestra.errors import InfrastructureError
+from palestra.protocols import Capacity, Sampling
+from palestra.trajectory import Completion, FinishReason
+
+PREFILL_TOKENS = 1024
+"""Prompt tokens computed in one pass: enough to be efficient, few enough that decoding goes on beside them."""
+
+TRUNK_SLACK = 16
+"""A prompt that goes on by so few tokens behind a trunk uses it as it is; a longer one gets a trunk of its own."""
+
+
+@dataclass(eq=False)
+class _Request:
+    tokens: list[int]
+    sampling: Sampling
+    deliver: Callable[[Completion | Exception], None]
+    written: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """A session as the engine sees it."""
+
+    random: random.Random
+    held: list[int] = field(default_factory=list)
+    """The tokens whose keys and values are in trunk and tail."""
+    trunk: Trunk | None = None
+    tail: Tail | None = None
+    request: _Request | None = None
+    last_used: int = 0
+
+
+class TorchSampler:
+    def __init__(self, model: Any, kv_tokens: int, slots: int) -> None:
+        self._model = model
+        self._device: torch.device = model.device
+        self._dtype: torch.dtype = model.dtype
+        config = model.config
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = Shape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
+        self._cache = Cache(shape)
+        self._capacity = Capacity(slots, kv_tokens)
+        self._version = 0
+        self._tick = 0
+        self._weights = threading.Lock()
+        self._news = threading.Condition()
+        self._arrived: list[tuple[_Sequence, _Request]] = []
+        self._left: list[_Sequence] = []
+        self._closed = False
+        self._broken: Exception | None = None
+        self._sequences: dict[int, _Sequence] = {}
+        self._thread = threading.Thread(target=self._work, name="palestra-sampler", daemon=True)
+        self.prefilled_tokens = 0
+        self.sampled_tokens = 0
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @asynccontextmanager
+    async def session(self, seed: int, expected_tokens: int) -> AsyncIterator["TorchSession"]:
+        if expected_tokens > self._capacity.kv_tokens:
+            raise InfrastructureError(
+                f"a rollout of {expected_tokens} tokens does not fit the sampler's {self._capacity.kv_tokens} KV tokens"
+            )
+        sequence = _Sequence(random.Random(seed))
+        try:
+            yield TorchSession(self, sequence)
+        finally:
+            with self._news:
+                self._left.append(sequence)
+                self._news.notify()
+
+    @torch.no_grad()
+    def replace_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Between two decode steps, take new weights. What is under way goes on with the keys and values it has."""
+        own = dict(self._model.named_parameters())
+        with self._weights:
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+            self._version = version
+            self._cache.drop_trunks(t for t in self._cache.trunks if t.users == 0)
+
+    def submit(self, sequence: _Sequence, request: _Request) -> None:
+        with self._news:
+            if self._broken is not None or self._closed:
+                raise InfrastructureError(f"the sampler has stopped: {self._broken or 'it was closed'}")
+            self._arrived.append((sequence, request))
+            self._news.notify()
+
+    # --- the engine's thread -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while self._take_news():
+                with self._weights, torch.inference_mode():
+                    self._step()
+        except Exception as error:  # noqa: BLE001  # the boundary of the thread: whatever it was, those who wait must hear of it
+            with self._news:
+                self._broken = error
+            for sequence in self._sequences.values():
+                if sequence.request:
+                    sequence.request.deliver(InfrastructureError(f"the sampler failed: {type(error).__name__}: {error}"))
+
+    def _take_news(self) -> bool:
+        """Take in what came and went; wait when there is nothing to do. False when it is time to stop."""
+        with self._news:
+            while not (self._closed or self._arrived or self._left or self._running()):
+                self._news.wait()
+            for sequence, request in self._arrived:
+                sequence.request = request
+                self._sequences[id(sequence)] = sequence
+            for sequence in self._left:
+                self._forget(sequence)
+                self._sequences.pop(id(sequence), None)
+            self._arrived.clear()
+            self._left.clear()
+            return not self._closed
+
+    def _running(self) -> list[_Sequence]:
+        for sequence in self._sequences.values():
+            if sequence.request is not None and sequence.request.cancelled:
+                sequence.request = None
+        return [sequence for sequence in self._sequences.values() if sequence.request is not None]
+
+    def _step(self) -> None:
+        self._tick += 1
+        placed = [sequence for sequence in self._running() if self._place(sequence)]
+        pieces, writers = self._plan(placed)
+        if not pieces:
+            return
+        plan = PiecesPlan(pieces, self._dtype, self._device)
+        rows = plan.last_rows()
+        wanted = [rows[pieces.index(piece)] for _, piece in writers]
+        output = self._model(
+            input_ids=torch.tensor([plan.tokens()], device=self._device),
+            position_ids=torch.tensor([plan.positions()], device=self._device),
+            logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self._device),
+            use_cache=False,
+            plan=plan,
+        )
+        plan.done()
+        for sequence, piece in writers:
+            sequence.held.extend(piece.tokens)
+        if writers:
+            self._write([sequence for sequence, _ in writers], output.logits[0])
+
+    def _plan(self, sequences: Sequence[_Sequence]) -> tuple[list[Piece], list[tuple[_Sequence, Piece]]]:
+        """What the next pass computes: unfinished trunks, and the new tokens of sequences whose trunk is ready."""
+        pieces: list[Piece] = []
+        writers: list[tuple[_Sequence, Piece]] = []
+        room = PREFILL_TOKENS
+        filling: set[int] = set()
+        for sequence in sequences:
+            assert sequence.trunk is not None and sequence.request is not None
+            trunk = sequence.trunk
+            if not trunk.ready:
+                if id(trunk) not in filling and room > 0:
+                    filling.add(id(trunk))
+                    new = trunk.tokens[trunk.filled : trunk.filled + room]
+                    pieces.append(Piece(new, trunk, None))
+                    room -= len(new)
+                    self.prefilled_tokens += len(new)
+                continue
+            pending = sequence.request.tokens[len(sequence.held) :]
+            if len(pending) > 1:
+                if room <= 0:
+                    continue
+                pending_now = pending[:room]
+                room -= len(pending_now)
+                self.prefilled_tokens += len(pending_now)
+            else:
+                pending_now = pending
+            sequence.tail = self._cache.reserve(sequence.tail, len(sequence.held) - len(trunk.tokens) + len(pending_now))
+            piece = Piece(pending_now, trunk, sequence.tail)
+            pieces.append(piece)
+            if len(pending_now) == len(pending):
+                writers.append((sequence, piece))
+            else:
+                sequence.held.extend(pending_now)
+        return pieces, writers
+
+    def _write(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
+        requests = [sequence.request for sequence in sequences if sequence.request is not None]
+        temperatures = torch.tensor([request.sampling.temperature for request in requests], device=self._device)
+        uniforms = torch.tensor([sequence.random.random() for sequence in sequences], dtype=torch.float64, device=self._device)
+        tokens, logprobs = draw(logits, temperatures, uniforms)
+        for sequence, request, token, logprob in zip(sequences, requests, tokens.tolist(), logprobs.tolist(), strict=True):
+            request.written.append(token)
+            request.logprobs.append(logprob)
+            request.versions.append(self._version)
+            request.tokens.append(token)
+            finish: FinishReason | None = None
+            if token in request.sampling.stop_ids:
+                finish = "stop"
+            elif len(request.written) >= request.sampling.max_tokens:
+                finish = "length"
+            if finish is not None:
+                sequence.request = None
+                request.deliver(Completion(request.written, request.logprobs, request.versions, finish))
+        self.sampled_tokens += len(sequences)
+
+    # --- where a sequence's keys and values are -------------------------------------------------------------------
+
+    def _place(self, sequence: _Sequence) -> bool:
+        """Give the sequence a trunk, or find that what it holds still fits. False when it has to wait."""
+        assert sequence.request is not None
+        sequence.last_used = self._tick
+        tokens = sequence.request.tokens
+        if sequence.trunk is not None:
+            if sequence.request.written:
+                return True
+            if self._keep_prefix(sequence, tokens):
+                return True
+            self._forget(sequence)
+        prompt = tokens[:-1]
+        if not self._make_room(len(prompt) + sequence.request.sampling.max_tokens):
+            return False
+        trunk, agreed = self._cache.longest_trunk(prompt, self._version)
+        if trunk is None or agreed < len(trunk.tokens) or len(prompt) - agreed > TRUNK_SLACK:
+            if trunk is not None and not trunk.ready and agreed > TRUNK_SLACK:
+                return False  # another prompt's shared beginning is being computed: copy it when it is there
+            longer = self._cache.add_trunk(prompt, self._version)
+            if trunk is not None:
+                longer.copy_from(trunk, min(agreed, trunk.filled))
+            trunk = longer
+        trunk.users += 1
+        sequence.trunk, sequence.held = trunk, list(trunk.tokens)
+        return True
+
+    def _keep_prefix(self, sequence: _Sequence, tokens: Sequence[int]) -> bool:
+        """Whether the new tokens begin with the trunk; if so, cut the tail to what still agrees."""
+        assert sequence.trunk is not None
+        held = sequence.held
+        agreed = len(held) if held == tokens[: len(held)] else agreement(held, tokens)
+        agreed = min(agreed, len(tokens) - 1)
+        if agreed < len(sequence.trunk.tokens):
+            return False
+        if sequence.tail is not None:
+            sequence.tail.length = agreed - len(sequence.trunk.tokens)
+        del held[agreed:]
+        return True
+
+    def _make_room(self, tokens: int) -> bool:
+        """Evict what nobody is using, oldest first, until so many tokens fit. False when those at work must end first."""
+        while self._cache.tokens + tokens > self._capacity.kv_tokens:
+            unused = [trunk for trunk in self._cache.trunks if trunk.users == 0]
+            idle = [s for s in self._sequences.values() if s.request is None and s.trunk is not None]
+            if unused:
+                self._cache.drop_trunks(unused[:1])
+            elif idle:
+                self._forget(min(idle, key=lambda s: s.last_used))
+            else:
+                return not any(s.trunk is not None for s in self._sequences.values())
+        return True
+
+    def _forget(self, sequence: _Sequence) -> None:
+        if sequence.tail is not None:
+            self._cache.release(sequence.tail)
+        if sequence.trunk is not None:
+            sequence.trunk.users -= 1
+            if sequence.trunk.users == 0 and sequence.trunk.version != self._version:
+                self._cache.drop_trunks([sequence.trunk])
+        sequence.trunk, sequence.tail, sequence.held = None, None, []
+
+
+class TorchSession:
+    """One rollout's line to the sampler."""
+
+    def __init__(self, sampler: TorchSampler, sequence: _Sequence) -> None:
+        self._sampler, self._sequence = sampler, sequence
+
+    async def sample(self, tokens: Sequence[int], sampling: Sampling) -> Completion:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Completion] = loop.create_future()
+
+        def settle(result: Completion | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        request = _Request(list(tokens), sampling, lambda result: loop.call_soon_threadsafe(settle, result) and None)
+        self._sampler.submit(self._sequence, request)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            request.cancelled = True
+            raise
