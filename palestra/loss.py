@@ -5,38 +5,11 @@ ordered or batched, as long as none is cut in two. Models, micro-batching and op
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-LossKind = Literal["importance_sampling", "ppo", "gspo", "cispo", "cross_entropy"]
-
-Reduction = Literal["token_mean", "sequence_mean", "constant"]
-
-
-@dataclass(frozen=True)
-class LossSpec:
-    """Which loss, and its constants."""
-
-    kind: LossKind = "ppo"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    """For negative advantages: the ratio beyond which a token no longer pushes (Ye et al., 2019). Needs ppo or gspo."""
-    reduction: Reduction = "token_mean"
-    constant: float = 1024.0
-    """With the constant reduction (Dr. GRPO): what each sequence's sum is divided by, whatever its length."""
-    kl: float = 0.0
-    """The coefficient of the KL to the reference."""
-    truncate: float | None = None
-    """The cap on importance weights between sampler and trainer; see `policy_loss`."""
-
-    def __post_init__(self) -> None:
-        if self.dual_clip is not None and (self.dual_clip <= 1 or self.kind not in ("ppo", "gspo")):
-            raise ValueError("dual_clip must be above 1, and goes with the kinds 'ppo' and 'gspo' only")
-        if self.truncate is not None and (self.truncate <= 0 or self.kind == "cross_entropy"):
-            raise ValueError("truncate must be positive, and does not go with the kind 'cross_entropy'")
+from palestra.config import Loss
 
 
 @dataclass
@@ -55,7 +28,7 @@ class Tokens:
     """The reference model's logprobs, which the KL needs."""
 
 
-def policy_loss(logprobs: Tensor, tokens: Tokens, spec: LossSpec) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(logprobs: Tensor, tokens: Tokens, spec: Loss) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss as an unnormalised sum, and metrics as sums over tokens (those named `*_max`: maxima).
 
     Without `truncate` the ratio is that of the trainer to the sampler. The sampler's numbers differ a little from the
@@ -84,7 +57,7 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, spec: LossSpec) -> tuple[Tenso
     return (weights * loss).sum(), metrics
 
 
-def normaliser(spec: LossSpec, tokens_total: float, sequences_total: float) -> float:
+def normaliser(spec: Loss, tokens_total: float, sequences_total: float) -> float:
     """What the summed gradients are divided by, from the weights of all tokens and of all sequences of the step."""
     match spec.reduction:
         case "token_mean":
@@ -95,7 +68,7 @@ def normaliser(spec: LossSpec, tokens_total: float, sequences_total: float) -> f
             return spec.constant * sequences_total
 
 
-def _surrogate(logprobs: Tensor, log_ratio: Tensor, tokens: Tokens, spec: LossSpec) -> tuple[Tensor, Tensor]:
+def _surrogate(logprobs: Tensor, log_ratio: Tensor, tokens: Tokens, spec: Loss) -> tuple[Tensor, Tensor]:
     """The loss of each token, and at which tokens a clip acted."""
     nowhere = torch.zeros_like(logprobs, dtype=torch.bool)
     match spec.kind:
@@ -113,7 +86,7 @@ def _surrogate(logprobs: Tensor, log_ratio: Tensor, tokens: Tokens, spec: LossSp
             return -bounded * tokens.advantages * logprobs, bounded != ratio
 
 
-def _clip(ratio: Tensor, advantages: Tensor, spec: LossSpec) -> tuple[Tensor, Tensor]:
+def _clip(ratio: Tensor, advantages: Tensor, spec: Loss) -> tuple[Tensor, Tensor]:
     free = -ratio * advantages
     loss = torch.maximum(free, -ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high) * advantages)
     if spec.dual_clip is not None:

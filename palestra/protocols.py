@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from palestra.config import Loss
 from palestra.message import Message
 from palestra.tool import Schema
 from palestra.trajectory import Completion, FinishReason, Sample, Segment, Stage, Trajectory, Turn
@@ -46,10 +47,14 @@ class Sampler(Protocol):
 class Trainer(Protocol):
     """Takes gradients. They are summed by `accumulate` and normalised once, at `step`."""
 
-    async def accumulate(self, samples: Sequence[Sample]) -> None: ...
+    async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
+        """Add the samples' gradients. All samples of one step have the same loss."""
 
-    async def step(self) -> Mapping[str, float]:
+    async def step(self, learning_rate: float) -> Mapping[str, float]:
         """Apply what was accumulated; say what it measured."""
+
+    async def discard(self) -> None:
+        """Forget what was accumulated."""
 
     async def publish(self) -> int:
         """Give the sampler the present weights as the next policy version."""
@@ -81,6 +86,9 @@ class Renderer(Protocol):
 
     def parse(self, tokens: Sequence[int]) -> Message:
         """What a reply says and calls. A call that cannot be read carries its fault."""
+
+    def reply(self, message: Message) -> list[int]:
+        """An assistant's message as the model should write it, with its stop token: a target for supervised training."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The tokens as text, markers included, for people to read."""

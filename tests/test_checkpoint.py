@@ -33,7 +33,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True)
     if mounted.returncode:
-        pytest.skip(f"mounting a tiny disk needs root: {mounted.stderr.strip()}")
+        pytest.skip(f"mounting a tiny disk needs root: {mounted.stderr.splitlines()[0]}")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

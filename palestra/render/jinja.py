@@ -21,14 +21,12 @@ from palestra.trajectory import FinishReason
 _QUESTION = user("What is it?")
 _ANSWER = assistant("It is this.")
 _THOUGHT = replace(_ANSWER, thinking="Hm.")
-_ALOUD = assistant("<think>\nHm.\n</think>\n\nIt is this.")
 _CALL = ToolCall("call_0000", "look", {"at": "it"})
 _RESULT = Message("tool", "A thing.", call_id=_CALL.id, name=_CALL.name)
 
 _PROBES: dict[str, list[Message]] = {
     "the user speaks again": [_QUESTION, _ANSWER, _QUESTION, _ANSWER, _QUESTION],
     "the assistant has thought": [_QUESTION, _THOUGHT, _QUESTION, _THOUGHT, _QUESTION],
-    "the assistant has thought aloud": [_QUESTION, _ALOUD, _QUESTION, _ALOUD, _QUESTION],
     "a tool answers": [_QUESTION, assistant("", _CALL), _RESULT, _ANSWER, _QUESTION],
 }
 
@@ -127,7 +125,7 @@ class Jinja:
             if not self._knows_results and _RESULT in messages:
                 continue
             for end in range(2, len(messages) + 1):
-                opens = messages[end - 1] == _ANSWER or messages[end - 1].calls != ()
+                opens = messages[end - 1].role == "assistant" and messages[end - 1] != _THOUGHT  # thinking may be off
                 if not self._template.render(messages[:end]).startswith(
                     self._template.render(messages[: end - 1], open_reply=opens)
                 ):

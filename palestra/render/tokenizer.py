@@ -45,13 +45,15 @@ class Tokenizer:
         self.template = template
         self.names: dict[str, str] = {key: name for key in ("bos_token", "eos_token") if (name := _token_name(config.get(key)))}
         """What a chat template calls `bos_token` and `eos_token`."""
+        self._full = _build(data)
         self._markers = {
-            token["content"]: _Marker(token["id"], token.get("lstrip", False), token.get("rstrip", False))
+            token["content"]: _Marker(
+                self._full.token_to_id(token["content"]), token.get("lstrip", False), token.get("rstrip", False)
+            )
             for token in data["added_tokens"]
             if not _is_space(token["content"])
         }
         self._marker = _any_of(self._markers)
-        self._full = _build(data)
         self._plain = _build(_without_markers(data, self._markers))
 
     @property

@@ -115,5 +115,3 @@ def fold(query: Tensor, key_heads: int) -> Tensor:
 def expand(key: Tensor, heads: int) -> Tensor:
     """Key [key heads, rows, size] → [1, heads, rows, size], each key head repeated for its query heads."""
     return key.repeat_interleave(heads // key.shape[0], dim=0).unsqueeze(0)
-
-

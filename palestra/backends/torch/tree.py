@@ -120,7 +120,13 @@ class _TreeAttention(torch.autograd.Function):
             k, v = key[:, own], value[:, own]
             rows = (grad[None, :, own], query[None, :, own])
             dq, dk, dv = attend_backward(
-                *rows, expand(k, heads), expand(v, heads), out[None, :, own], lse[None, :, own].contiguous(), ctx.scale, causal=True
+                *rows,
+                expand(k, heads),
+                expand(v, heads),
+                out[None, :, own],
+                lse[None, :, own].contiguous(),
+                ctx.scale,
+                causal=True,
             )
             d_query[:, own] += dq[0]
             d_key[:, own] += dk[0].unflatten(0, (key_heads, -1)).sum(1)

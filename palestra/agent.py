@@ -1,0 +1,90 @@
+"""The agent loop: act, run the tools, observe. All new messages are observed, errors included."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from palestra.errors import ToolError
+from palestra.message import Message, ToolCall, user
+from palestra.protocols import Policy
+from palestra.tool import Finish, Outcome, Rewrite, Toolbox
+from palestra.trajectory import Stop, Trajectory, Turn
+
+CUT_OFF = "Your reply was cut off at its length limit before it called a tool. Be brief, and call a tool."
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    turns: int
+    seconds: float
+
+
+Watch = Callable[[Message], None]
+"""Told of every message as it is said, for people who look on."""
+
+
+async def run(
+    policy: Policy, prompt: Sequence[Message], tools: Toolbox, limits: Limits, trajectory: Trajectory, watch: Watch = lambda _: None
+) -> None:
+    """Let the policy work until a tool finishes, a reply calls no tool, or a budget is used up. Fills the trajectory."""
+    trajectory.segments = policy.segments
+    try:
+        async with asyncio.timeout(limits.seconds):
+            trajectory.stop = await _converse(policy, prompt, tools, limits.turns, trajectory, watch)
+    except TimeoutError:
+        trajectory.stop = "time"
+
+
+async def _converse(
+    policy: Policy, prompt: Sequence[Message], tools: Toolbox, turns: int, trajectory: Trajectory, watch: Watch
+) -> Stop:
+    await _begin(policy, prompt, tools, trajectory, watch)
+    for _ in range(turns):
+        turn = await policy.act()
+        if turn is None:
+            return "context"
+        trajectory.turns.append(turn)
+        watch(turn.message)
+        if not turn.message.calls:
+            if turn.finish == "stop":
+                trajectory.answer = turn.message.text
+                return "answer"
+            turn.results = (user(CUT_OFF),)
+        else:
+            effect = await _run_calls(tools, turn, watch)
+            if isinstance(effect, Finish):
+                trajectory.answer = effect.answer
+                return "finish"
+            if isinstance(effect, Rewrite):
+                await _begin(policy, effect.messages, tools, trajectory, watch)
+                continue
+        await policy.observe(turn.results)
+    return "turns"
+
+
+async def _begin(
+    policy: Policy, messages: Sequence[Message], tools: Toolbox, trajectory: Trajectory, watch: Watch
+) -> None:
+    trajectory.openings.append(tuple(messages))
+    for message in messages:
+        watch(message)
+    await policy.begin(messages, tools.schemas())
+
+
+async def _run_calls(tools: Toolbox, turn: Turn, watch: Watch) -> Finish | Rewrite | None:
+    """Run the calls in order. `Finish` and `Rewrite` take effect at once: the calls behind them do not run."""
+    for call in turn.message.calls:
+        outcome = await _run_call(tools, call)
+        if isinstance(outcome, Finish | Rewrite):
+            return outcome
+        result = Message("tool", outcome, call_id=call.id, name=call.name)
+        turn.results = (*turn.results, result)
+        watch(result)
+    return None
+
+
+async def _run_call(tools: Toolbox, call: ToolCall) -> Outcome:
+    try:
+        return await tools.run(call)
+    except ToolError as error:
+        return f"Error: {error}"

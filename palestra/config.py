@@ -1,0 +1,269 @@
+"""The one TOML file of a run, as frozen models. Every key is known and none is ignored: a wrong one is named, with the
+nearest right one, before anything starts.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import tomli_w
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from palestra.advantage import Estimator, SegmentWeight
+from palestra.errors import ConfigError, nearest
+from palestra.trajectory import Stop
+
+
+class Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Run(Section):
+    folder: Path
+    """Where the run's ledger, checkpoints, metrics and pictures go; relative to where the command is called."""
+    seed: int = 0
+
+
+class Tasks(Section):
+    """Task sets as `module:object`; the object is a sequence of tasks or a function that returns one."""
+
+    train: str | None = None
+    heldout: str
+    folder: Path = Path()
+    """Where modules are looked for first; relative to the config file."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments for a function that makes tasks."""
+
+
+class Agent(Section):
+    turns: PositiveInt = 16
+    context: PositiveInt = 4096
+    """Tokens of one segment, prompt included."""
+    seconds: PositiveFloat = 600.0
+    """Time for one run, tools included."""
+
+
+class Sampling(Section):
+    temperature: NonNegativeFloat = 1.0
+    max_tokens: PositiveInt = 512
+    """Tokens of one reply."""
+
+
+class Lora(Section):
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+
+
+class Torch(Section):
+    """The embedded backend."""
+
+    kind: Literal["torch"] = "torch"
+    model: str = "smollm2-135m-instruct"
+    """A folder, a hub name, or `smollm2-135m-instruct`, which comes from a Python package."""
+    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
+    thinking: Literal["keep", "off"] = "off"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: str = "auto"
+    threads: NonNegativeInt = 0
+    """CPU threads; 0 leaves it to torch."""
+    train: Literal["lora", "full"] = "lora"
+    """Train an adapter, or all weights."""
+    lora: Lora = Lora()
+    adapter: Path | None = None
+    """A PEFT adapter to start from, with the rank given above."""
+    kv_tokens: PositiveInt = 131_072
+    """Tokens whose keys and values the sampler may keep."""
+    slots: PositiveInt = 64
+    """Sessions that the sampler serves well at once."""
+    pack_tokens: PositiveInt = 4096
+    """Tokens of one training pass, counted once where sequences share them."""
+
+
+class Scripted(Section):
+    """Plays given completions: `script` names a function (task id, turn) → text, as `module:object`. For tests."""
+
+    kind: Literal["scripted"]
+    script: str
+    model: str
+    """The folder with the tokenizer that turns the text into tokens."""
+    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
+    thinking: Literal["keep", "off"] = "off"
+
+
+Backend = Annotated[Torch | Scripted, Field(discriminator="kind")]
+
+
+class Loss(Section):
+    """Which loss, and its constants."""
+
+    kind: Literal["importance_sampling", "ppo", "gspo", "cispo", "cross_entropy"] = "ppo"
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """For negative advantages: the ratio beyond which a token no longer pushes (Ye et al., 2019). Needs ppo or gspo."""
+    reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    constant: PositiveFloat = 1024.0
+    """With the constant reduction (Dr. GRPO): what each sequence's sum is divided by, whatever its length."""
+    kl: NonNegativeFloat = 0.0
+    """The coefficient of the KL to the reference: the model as training found it."""
+    truncate: PositiveFloat | None = None
+    """The cap on importance weights between sampler and trainer; see `loss.policy_loss`."""
+
+    @pydantic.model_validator(mode="after")
+    def _goes_together(self) -> "Loss":
+        if self.dual_clip is not None and self.kind not in ("ppo", "gspo"):
+            raise ValueError("dual_clip goes with the kinds 'ppo' and 'gspo' only")
+        if self.truncate is not None and self.kind == "cross_entropy":
+            raise ValueError("truncate does not go with the kind 'cross_entropy'")
+        return self
+
+
+class WarmStart(Section):
+    """Supervised steps before RL."""
+
+    data: Path
+    """A JSONL file with `messages` (and `tools`) on each line, or the ledger of another run."""
+    min_reward: float = 1.0
+    """From a ledger: only trajectories with at least this reward."""
+    steps: PositiveInt
+    batch: PositiveInt = 16
+    learning_rate: PositiveFloat = 2e-4
+
+
+class Training(Section):
+    steps: PositiveInt
+    groups: PositiveInt
+    """Tasks of one step."""
+    samples: int = Field(ge=2)
+    """Attempts at each task of a step."""
+    learning_rate: PositiveFloat
+    warmup_steps: NonNegativeInt = 0
+    max_grad_norm: PositiveFloat = 1.0
+    estimator: Estimator = "grpo"
+    min_group: Annotated[int, Field(ge=2)] = 2
+    """A group with fewer attempts that did not fail is dropped, and counted."""
+    masked_stops: frozenset[Stop] = frozenset()
+    """Runs that stopped so count in the baseline but are not trained on."""
+    segment_weight: SegmentWeight = "segment"
+    shuffle_rewards: bool = False
+    """A control: rewards are dealt out at random over the step. Nothing should be learned."""
+    save_every: PositiveInt = 1
+    keep_checkpoints: PositiveInt = 2
+
+
+class Evaluation(Section):
+    every: NonNegativeInt = 0
+    """Evaluate on held-out tasks every so many steps; 0: only before and after."""
+    tasks: PositiveInt | None = None
+    """The first so many held-out tasks; all when not given."""
+    samples: PositiveInt = 1
+    greedy: bool = True
+    """Before and after, also evaluate at temperature 0."""
+
+
+class Dispatch(Section):
+    kind: Literal["bounded"] = "bounded"
+    slots: PositiveInt = 64
+    """Rollouts in flight."""
+
+
+class Report(Section):
+    tensorboard: bool = False
+    wandb: str | None = None
+    """A Weights & Biases project."""
+
+
+class Config(Section):
+    run: Run
+    tasks: Tasks
+    agent: Agent = Agent()
+    sampling: Sampling = Sampling()
+    backend: Backend = Torch()
+    loss: Loss = Loss()
+    training: Training | None = None
+    warm_start: WarmStart | None = None
+    evaluation: Evaluation = Evaluation()
+    dispatch: Dispatch = Dispatch()
+    report: Report = Report()
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file; each override is `section.key=value`, with the value as TOML would write it (or a bare word)."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no config file {path}; give the path of a .toml file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; give the .toml file in it") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _set(values, override)
+    tasks = values.get("tasks")
+    if isinstance(tasks, dict):
+        tasks["folder"] = str((path.parent / tasks.get("folder", "")).resolve())
+    return parse(values, str(path))
+
+
+def parse(values: Mapping[str, Any], source: str = "config") -> Config:
+    try:
+        return Config.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{source}: {_complaint(error)}") from None
+
+
+def dump(config: Config) -> str:
+    """The resolved config as TOML, which `load` reads back."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    *sections, key = path.strip().split(".")
+    if not equals or not sections or not key:
+        raise ConfigError(f"override {override!r}: write section.key=value, such as training.steps=8")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
+    values[key] = value
+
+
+def _complaint(error: pydantic.ValidationError) -> str:
+    """The first problem in one line: which key, what is wrong, what would be right."""
+    problem = error.errors()[0]
+    steps = [str(step) for step in problem["loc"] if step not in ("torch", "scripted")]
+    where = ".".join(steps)
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"unknown key {where!r}{nearest(steps[-1], _keys(steps[:-1]))}"
+        case "missing":
+            return f"the key {where!r} is missing"
+        case "value_error":
+            return f"{where}: {problem['ctx']['error']}"
+        case "union_tag_invalid":
+            return f"backend.kind = {problem['ctx']['tag']!r} is unknown; known: {problem['ctx']['expected_tags']}"
+        case _:
+            return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _keys(section: Sequence[str]) -> list[str]:
+    """The known keys of a section, looked up by its path."""
+    models: list[Any] = [Config]
+    for step in section:
+        models = [model for m in models if step in m.model_fields for model in _models(m.model_fields[step].annotation)]
+    return [key for model in models for key in model.model_fields]
+
+
+def _models(annotation: Any) -> list[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]

@@ -1,0 +1,106 @@
+"""One attempt at one task: init, run, reward. What goes wrong is recorded with its stage and kind, and everything is closed."""
+
+import hashlib
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
+
+from palestra import agent
+from palestra.errors import InfrastructureError, UsageError
+from palestra.protocols import Policy
+from palestra.task import Task, as_score
+from palestra.tool import Toolbox
+from palestra.trajectory import Failure, FailureKind, Stage, Trajectory
+
+STAGES: tuple[Stage, ...] = ("init", "run", "reward")
+
+OpenPolicy = Callable[[int], AbstractAsyncContextManager[Policy]]
+"""Opens the policy for one rollout, given its sampling seed."""
+
+
+def seed_of(*parts: str | int) -> int:
+    """A sampling seed that depends on what the rollout is, and not on when it runs."""
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class Rollout:
+    def __init__(
+        self,
+        task: Task[Any, Any],
+        index: int,
+        open_policy: OpenPolicy,
+        limits: agent.Limits,
+        seed: int,
+        watch: agent.Watch = lambda _: None,
+    ) -> None:
+        self.task = task
+        self.trajectory = Trajectory(task.id, index)
+        self._open_policy, self._limits, self._seed, self._watch = open_policy, limits, seed, watch
+        self._runtime = AsyncExitStack()
+        self._env: Any = None
+        self._artifact: Any = None
+
+    async def advance(self, stage: Stage) -> None:
+        """Run one stage. Raises only cancellation, and what the user has to mend."""
+        started = time.monotonic()
+        try:
+            await {"init": self._init, "run": self._run, "reward": self._reward}[stage]()
+        except UsageError:
+            raise
+        except InfrastructureError as error:
+            self._fail(stage, "infrastructure", str(error))
+        except TimeoutError as error:
+            self._fail(stage, "timeout", str(error) or "a time limit passed")
+        except Exception as error:  # noqa: BLE001  # the boundary of a rollout: a bug in a task or tool must not stop the others
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail(stage, "bug", f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
+        finally:
+            self.trajectory.seconds[stage] = time.monotonic() - started
+
+    async def close(self) -> None:
+        """Close the runtime. Calling it again does no harm."""
+        await self._runtime.aclose()
+
+    async def _init(self) -> None:
+        self._env = await self.task.setup(self._runtime)
+
+    async def _run(self) -> None:
+        tools = Toolbox(self.task.tools(self._env))
+        async with self._open_policy(self._seed) as policy:
+            await agent.run(policy, self.task.prompt(self._env), tools, self._limits, self.trajectory, self._watch)
+        await self._harvest()
+
+    async def solve(self) -> None:
+        """In place of the run stage: apply the gold solution."""
+        self.trajectory.answer = await self.task.solve(self._env)
+        self.trajectory.stop = "finish"
+        await self._harvest()
+
+    async def do_nothing(self) -> None:
+        """In place of the run stage: leave everything as it is."""
+        await self._harvest()
+
+    async def _harvest(self) -> None:
+        self._artifact = await self.task.harvest(self._env, self.trajectory)
+        self.trajectory.artifact = self._artifact
+        await self.close()
+
+    async def _reward(self) -> None:
+        async with AsyncExitStack() as stack:
+            value = await self.task.score(self._artifact, self.trajectory, stack)
+        score = as_score(value, self.task.id)
+        self.trajectory.reward = score.reward
+        self.trajectory.metrics = dict(score.metrics)
+
+    def _fail(self, stage: Stage, kind: FailureKind, detail: str) -> None:
+        self.trajectory.failure = Failure(stage, kind, detail)
+        self.trajectory.reward = None
+
+
+def describe(failure: Failure) -> str:
+    return f"{failure.stage} failed ({failure.kind}): {failure.detail}"
+
+

@@ -1,0 +1,94 @@
+"""Finding the tasks that a config names, and the order in which training takes them."""
+
+import importlib
+import importlib.util
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from palestra.config import Tasks
+from palestra.errors import ConfigError, TaskError, nearest
+from palestra.task import Task
+
+AnyTask = Task[Any, Any]
+
+
+def load(section: Tasks, key: str) -> list[AnyTask]:
+    """The task set that the config's `tasks.<key>` names."""
+    name: str | None = getattr(section, key)
+    if name is None:
+        raise ConfigError(f"the key 'tasks.{key}' is missing; write {key} = \"module:object\"")
+    found = find_object(name, section.folder, f"tasks.{key}")
+    made = found(**section.arguments) if callable(found) else found
+    try:
+        tasks = list(made)
+    except TypeError:
+        raise TaskError(f"tasks.{key} = {name!r} gives {type(made).__name__}; it must give a sequence of tasks") from None
+    _check(tasks, f"tasks.{key} = {name!r}")
+    return tasks
+
+
+def _check(tasks: Sequence[object], where: str) -> None:
+    if not tasks:
+        raise TaskError(f"{where} has no tasks")
+    seen: set[str] = set()
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise TaskError(f"{where} holds {type(task).__name__}; every item must be a Task")
+        if task.id in seen:
+            raise TaskError(f"{where} has two tasks with the id {task.id!r}")
+        seen.add(task.id)
+
+
+def find_object(name: str, folder: Path, where: str) -> Any:
+    """Import `module:object`; the module is looked for in the folder first."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{where} = {name!r}: write module:object, such as \"task:train\"")
+    module = _import(module_name, folder, where)
+    if not hasattr(module, attribute):
+        known = [key for key in vars(module) if not key.startswith("_")]
+        raise ConfigError(f"{where} = {name!r}: {module_name} has no {attribute!r}{nearest(attribute, known)}")
+    return getattr(module, attribute)
+
+
+def _import(name: str, folder: Path, where: str) -> ModuleType:
+    path = folder / (name.replace(".", "/") + ".py")
+    if not path.is_file():
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.split(".")[0]:
+                raise
+            raise ConfigError(f"{where}: no module {name!r}, neither {path} nor an installed one") from None
+    # Each recipe may call its module `task`: the folder keeps them apart.
+    unique = f"palestra_tasks_{abs(hash(path.resolve()))}_{name.replace('.', '_')}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # so that a recipe's modules find each other
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module
+
+
+def batch(tasks: Sequence[AnyTask], step: int, size: int, seed: int) -> list[AnyTask]:
+    """The tasks of one step: every epoch a new order, no task twice before all were taken once."""
+    orders: dict[int, list[AnyTask]] = {}
+    chosen = []
+    for place in range(step * size, (step + 1) * size):
+        epoch, within = divmod(place, len(tasks))
+        if epoch not in orders:
+            orders[epoch] = random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
+        chosen.append(orders[epoch][within])
+    return chosen
