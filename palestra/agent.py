@@ -24,7 +24,12 @@ Watch = Callable[[Message], None]
 
 
 async def run(
-    policy: Policy, prompt: Sequence[Message], tools: Toolbox, limits: Limits, trajectory: Trajectory, watch: Watch = lambda _: None
+    policy: Policy,
+    prompt: Sequence[Message],
+    tools: Toolbox,
+    limits: Limits,
+    trajectory: Trajectory,
+    watch: Watch = lambda _: None,
 ) -> None:
     """Let the policy work until a tool finishes, a reply calls no tool, or a budget is used up. Fills the trajectory."""
     trajectory.segments = policy.segments
@@ -50,6 +55,7 @@ async def _converse(
                 trajectory.answer = turn.message.text
                 return "answer"
             turn.results = (user(CUT_OFF),)
+            watch(turn.results[0])
         else:
             effect = await _run_calls(tools, turn, watch)
             if isinstance(effect, Finish):
@@ -62,9 +68,7 @@ async def _converse(
     return "turns"
 
 
-async def _begin(
-    policy: Policy, messages: Sequence[Message], tools: Toolbox, trajectory: Trajectory, watch: Watch
-) -> None:
+async def _begin(policy: Policy, messages: Sequence[Message], tools: Toolbox, trajectory: Trajectory, watch: Watch) -> None:
     trajectory.openings.append(tuple(messages))
     for message in messages:
         watch(message)

@@ -82,10 +82,11 @@ class Torch(Section):
 
 
 class Scripted(Section):
-    """Plays given completions: `script` names a function (task id, turn) → text, as `module:object`. For tests."""
+    """Plays given replies. For tests."""
 
     kind: Literal["scripted"]
     script: str
+    """A function from all said so far (as text) to the next reply, as `module:object`."""
     model: str
     """The folder with the tokenizer that turns the text into tokens."""
     renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"

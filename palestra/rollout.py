@@ -3,9 +3,9 @@
 import hashlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any
+from typing import Any, Literal
 
 from palestra import agent
 from palestra.errors import InfrastructureError, UsageError
@@ -45,9 +45,16 @@ class Rollout:
 
     async def advance(self, stage: Stage) -> None:
         """Run one stage. Raises only cancellation, and what the user has to mend."""
+        await self._guarded(stage, {"init": self._init, "run": self._run, "reward": self._reward}[stage])
+
+    async def instead_of_run(self, what: Literal["gold", "noop"]) -> None:
+        """In place of the run stage, without a model: apply the gold solution, or do nothing."""
+        await self._guarded("run", self._solve if what == "gold" else self._do_nothing)
+
+    async def _guarded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
         started = time.monotonic()
         try:
-            await {"init": self._init, "run": self._run, "reward": self._reward}[stage]()
+            await work()
         except UsageError:
             raise
         except InfrastructureError as error:
@@ -73,15 +80,20 @@ class Rollout:
             await agent.run(policy, self.task.prompt(self._env), tools, self._limits, self.trajectory, self._watch)
         await self._harvest()
 
-    async def solve(self) -> None:
-        """In place of the run stage: apply the gold solution."""
+    async def _solve(self) -> None:
+        self._check_scene()
         self.trajectory.answer = await self.task.solve(self._env)
         self.trajectory.stop = "finish"
         await self._harvest()
 
-    async def do_nothing(self) -> None:
-        """In place of the run stage: leave everything as it is."""
+    async def _do_nothing(self) -> None:
+        self._check_scene()
         await self._harvest()
+
+    def _check_scene(self) -> None:
+        """What a run would begin with, made and thrown away: wrong tools and prompts show without a model."""
+        Toolbox(self.task.tools(self._env))
+        self.task.prompt(self._env)
 
     async def _harvest(self) -> None:
         self._artifact = await self.task.harvest(self._env, self.trajectory)
@@ -102,5 +114,3 @@ class Rollout:
 
 def describe(failure: Failure) -> str:
     return f"{failure.stage} failed ({failure.kind}): {failure.detail}"
-
-

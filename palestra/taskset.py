@@ -47,7 +47,7 @@ def find_object(name: str, folder: Path, where: str) -> Any:
     """Import `module:object`; the module is looked for in the folder first."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise ConfigError(f"{where} = {name!r}: write module:object, such as \"task:train\"")
+        raise ConfigError(f'{where} = {name!r}: write module:object, such as "task:train"')
     module = _import(module_name, folder, where)
     if not hasattr(module, attribute):
         known = [key for key in vars(module) if not key.startswith("_")]
@@ -69,7 +69,8 @@ def _import(name: str, folder: Path, where: str) -> ModuleType:
     if unique in sys.modules:
         return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
     if str(folder) not in sys.path:

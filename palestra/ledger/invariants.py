@@ -7,7 +7,7 @@ RULES = {
     "a state that is unknown, or of another phase": """
         SELECT id, phase, state FROM trajectories WHERE (phase, state) NOT IN (VALUES
             ('train', 'finished'), ('train', 'failed'), ('train', 'consumed'), ('train', 'filtered'),
-            ('eval', 'evaluated'), ('eval', 'failed'))""",
+            ('eval', 'evaluated'), ('eval', 'failed'), ('greedy', 'evaluated'), ('greedy', 'failed'))""",
     "two trajectories in one slot": """
         SELECT phase, step, task_id, idx FROM trajectories GROUP BY phase, step, task_id, idx HAVING count(*) > 1""",
     "a trajectory that ended without a reward": "SELECT id FROM trajectories WHERE state != 'failed' AND reward IS NULL",

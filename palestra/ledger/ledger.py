@@ -18,7 +18,8 @@ from palestra.ledger.store import Store
 from palestra.message import JSON
 from palestra.trajectory import Trajectory
 
-Phase = Literal["train", "eval"]
+Phase = Literal["train", "eval", "greedy"]
+"""Training, evaluation as configured, and evaluation at temperature 0."""
 
 State = Literal["finished", "failed", "consumed", "filtered", "evaluated"]
 """Finished waits for its step's commit, which makes it consumed, or filtered when its group gave no gradient."""
@@ -184,7 +185,7 @@ class Ledger:
 
 
 def _succeeded(phase: Phase) -> State:
-    return "evaluated" if phase == "eval" else "finished"
+    return "finished" if phase == "train" else "evaluated"
 
 
 def _check_ended(key: Key, trajectory: Trajectory) -> None:

@@ -5,10 +5,11 @@ from typing import Literal
 
 from palestra.errors import ModelError, nearest
 from palestra.protocols import Renderer
-from palestra.render import tokenizer as tokenizers
 from palestra.render.hermes import PLAIN, QWEN2_5, QWEN3, SMOLLM3, Dialect, Hermes
 from palestra.render.jinja import Jinja
 from palestra.render.llama3 import Llama3
+from palestra.render.tokenizer import Tokenizer
+from palestra.render.tokenizer import load as load_tokenizer
 
 _DIALECTS: dict[str, Dialect] = {
     "chatml": PLAIN,
@@ -25,7 +26,7 @@ def load(folder: Path, family: str = "auto", thinking: Literal["keep", "off"] = 
     """The renderer for the model in `folder`. See `guess` for what "auto" does."""
     if family not in FAMILIES:
         raise ModelError(f"unknown model family {family!r}{nearest(family, FAMILIES)}")
-    tokenizer = tokenizers.load(folder)
+    tokenizer = load_tokenizer(folder)
     if family == "auto":
         family = guess(tokenizer)
     if family in _DIALECTS:
@@ -33,7 +34,7 @@ def load(folder: Path, family: str = "auto", thinking: Literal["keep", "off"] = 
     return Llama3(tokenizer) if family == "llama3" else Jinja(tokenizer, thinking)
 
 
-def guess(tokenizer: tokenizers.Tokenizer) -> str:
+def guess(tokenizer: Tokenizer) -> str:
     """The family, in this order:
 
     - ``smollm3`` by the `model_type` in config.json;

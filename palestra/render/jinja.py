@@ -62,7 +62,7 @@ class Jinja:
         before = self._template.render(said)
         after = self._template.render([*said, *messages], open_reply=True)
         if not after.startswith(before):
-            raise self._unstable(f"a {messages[0].role} message follows")
+            raise self._unstable("other messages follow")
         start = 0 if finish == "length" else self._behind
         return self._template.encode(self._closing[start:] + after[len(before) :])
 

@@ -36,6 +36,7 @@ class Template:
         self.source = tokenizer.template
         self._thinking = thinking
         self._tokenizer = tokenizer
+        # Should contents hold a stand-in themselves, it is no character, and becomes U+FFFD.
         self._shield = str.maketrans(dict.fromkeys(_STAND_INS, "\ufffd") | dict(zip(edges, _STAND_INS, strict=False)))
         self._unshield = str.maketrans(dict(zip(_STAND_INS, edges, strict=False)))
         try:

@@ -47,11 +47,9 @@ class Tokenizer:
         """What a chat template calls `bos_token` and `eos_token`."""
         self._full = _build(data)
         self._markers = {
-            token["content"]: _Marker(
-                self._full.token_to_id(token["content"]), token.get("lstrip", False), token.get("rstrip", False)
-            )
+            token["content"]: _Marker(id, token.get("lstrip", False), token.get("rstrip", False))
             for token in data["added_tokens"]
-            if not _is_space(token["content"])
+            if not _is_space(token["content"]) and (id := self._full.token_to_id(token["content"])) is not None
         }
         self._marker = _any_of(self._markers)
         self._plain = _build(_without_markers(data, self._markers))

@@ -14,7 +14,7 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor
     scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
     peak, likeliest = scaled.max(-1)
     mass = torch.nn.functional.pad((scaled - peak[:, None]).exp_(), (0, -scaled.shape[-1] % BLOCK))
-    blocks = mass.unflatten(-1, (-1, BLOCK))
+    blocks = mass.reshape(len(mass), -1, BLOCK)
     sums = blocks.sum(-1).double()
     total = sums.sum(-1)
     block, rest = _search(sums, uniforms * total)

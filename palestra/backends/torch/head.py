@@ -19,17 +19,18 @@ class _Logprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
         chosen, totals = [], []
-        for rows, target in zip(hidden.split(ROWS), targets.split(ROWS), strict=True):
-            logits = (rows @ weight.T).float() / temperature
+        for start in range(0, len(hidden), ROWS):
+            rows = slice(start, start + ROWS)
+            logits = (hidden[rows] @ weight.T).float() / temperature
             totals.append(logits.logsumexp(-1))
-            chosen.append(logits.gather(-1, target[:, None])[:, 0])
+            chosen.append(logits.gather(-1, targets[rows, None])[:, 0])
         total = torch.cat(totals)
         ctx.save_for_backward(hidden, weight, targets, total)
         ctx.temperature = temperature
         return torch.cat(chosen) - total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, targets, total = ctx.saved_tensors
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, device=weight.device) if ctx.needs_input_grad[1] else None

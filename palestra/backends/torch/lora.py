@@ -52,7 +52,7 @@ class _LoraProduct(torch.autograd.Function):
         return nn.functional.linear(x, merged, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
         x, merged, down, up = ctx.saved_tensors
         rows, grads = x.flatten(0, -2), grad.flatten(0, -2)
         d_x = grad @ merged if ctx.needs_input_grad[0] else None

@@ -83,4 +83,3 @@ def split_into_passes(samples: Sequence[Sample], limit: int) -> list[Pass]:
         size += new
     passes.append(Pass(current))
     return passes
-

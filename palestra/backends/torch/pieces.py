@@ -113,7 +113,7 @@ class PiecesPlan:
         for shelf, rows, lengths, mine in self._writes:
             shelf.kv[layer][:, rows, :, lengths] = new[:, mine].transpose(0, 1)
 
-        by_tail = query.transpose(0, 1)[self._by_tail].unflatten(1, (key_heads, -1))
+        by_tail = query.transpose(0, 1)[self._by_tail].reshape(-1, key_heads, heads // key_heads, size)
         outs, lses = [], []
         start = 0
         for run in self._runs:

@@ -187,7 +187,8 @@ class TorchSampler:
         room = PREFILL_TOKENS
         filling: set[int] = set()
         for sequence in sequences:
-            assert sequence.trunk is not None and sequence.request is not None
+            assert sequence.trunk is not None
+            assert sequence.request is not None
             trunk = sequence.trunk
             if not trunk.ready:
                 if id(trunk) not in filling and room > 0:
@@ -317,7 +318,10 @@ class TorchSession:
             else:
                 answer.set_result(result)
 
-        request = _Request(list(tokens), sampling, lambda result: loop.call_soon_threadsafe(settle, result) and None)
+        def deliver(result: Completion | Exception) -> None:
+            loop.call_soon_threadsafe(settle, result)
+
+        request = _Request(list(tokens), sampling, deliver)
         self._sampler.submit(self._sequence, request)
         try:
             return await answer

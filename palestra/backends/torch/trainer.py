@@ -27,7 +27,15 @@ from palestra.trajectory import Sample
 
 class TorchTrainer:
     def __init__(
-        self, model: Any, sampler: TorchSampler, *, adapter: bool, temperature: float, max_grad_norm: float, pack_tokens: int, source: str
+        self,
+        model: Any,
+        sampler: TorchSampler,
+        *,
+        adapter: bool,
+        temperature: float,
+        max_grad_norm: float,
+        pack_tokens: int,
+        source: str,
     ) -> None:
         self._model, self._sampler = model, sampler
         self._adapter, self._source = adapter, source
@@ -58,7 +66,7 @@ class TorchTrainer:
         await self._in_thread(self._discard)
 
     async def publish(self) -> int:
-        await self._in_thread(self._publish)
+        await self._in_thread(self.publish_now)
         return self._version
 
     async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
@@ -169,7 +177,7 @@ class TorchTrainer:
                 if name in self._masters and self._masters[name] is not parameter:
                     parameter.copy_(self._masters[name])
 
-    def _publish(self) -> None:
+    def publish_now(self) -> None:
         if self._adapter:
             weights = {f"{name}.weight": layer.merged for name, layer in lora.adapters(self._model)}
         else:
@@ -220,7 +228,7 @@ class TorchTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._write_back()
         self._version = state["version"] - 1
-        self._publish()
+        self.publish_now()
 
     def _export(self, folder: Path) -> None:
         if self._adapter:

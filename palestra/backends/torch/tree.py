@@ -38,7 +38,7 @@ class Tree:
     @staticmethod
     def of(sequences: Sequence[Sequence[int]]) -> "Tree":
         tree = Tree([], [], [], [[] for _ in sequences])
-        order = sorted(range(len(sequences)), key=lambda i: sequences[i])
+        order = sorted(range(len(sequences)), key=lambda i: list(sequences[i]))
         tree._grow(sequences, order, 0)
         return tree
 
@@ -110,7 +110,7 @@ class _TreeAttention(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, out, lse = ctx.saved_tensors
         heads, key_heads = query.shape[0], key.shape[0]
         grads = [torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (query, key, value)]
@@ -129,8 +129,8 @@ class _TreeAttention(torch.autograd.Function):
                 causal=True,
             )
             d_query[:, own] += dq[0]
-            d_key[:, own] += dk[0].unflatten(0, (key_heads, -1)).sum(1)
-            d_value[:, own] += dv[0].unflatten(0, (key_heads, -1)).sum(1)
+            d_key[:, own] += dk[0].reshape(key_heads, -1, *dk.shape[2:]).sum(1)
+            d_value[:, own] += dv[0].reshape(key_heads, -1, *dv.shape[2:]).sum(1)
             if node.subtree_end > node.end:
                 folded = [fold(t[:, behind], key_heads) for t in (grad, query, out)]
                 dq, dk, dv = attend_backward(

@@ -1,0 +1,90 @@
+"""Checking a task set before it is used: the gold solution must score 1, and doing nothing must score 0."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from palestra import agent
+from palestra.collect import AnyTask
+from palestra.errors import ConfigError, nearest
+from palestra.protocols import Policy
+from palestra.rollout import Rollout, describe
+from palestra.statistics import SUCCESS
+
+CONCURRENT = 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    task_id: str
+    gold: float | None
+    noop: float | None
+    problems: tuple[str, ...]
+
+
+def choose(tasks: Sequence[AnyTask], only: Sequence[str], sample: int | None, seed: int) -> list[AnyTask]:
+    """The tasks to check: those named, or a sample that the seed decides, or all."""
+    by_id = {task.id: task for task in tasks}
+    for name in only:
+        if name not in by_id:
+            raise ConfigError(f"--only: no task {name!r}{nearest(name, list(by_id)[:1000])}")
+    chosen = [by_id[name] for name in only] or list(tasks)
+    if sample is not None and sample < len(chosen):
+        chosen = random.Random(seed).sample(chosen, sample)
+    return chosen
+
+
+async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Verdict], None]) -> dict[str, Any]:
+    """Check every task: how many `tasks`, in how many of them `gold` scored 1 and `noop` scored 0, and the `failures`."""
+    limit = asyncio.Semaphore(CONCURRENT)
+    verdicts: list[Verdict] = []
+
+    async def one(task: AnyTask) -> None:
+        async with limit:
+            verdict = await _check(task, cache)
+        verdicts.append(verdict)
+        on_verdict(verdict)
+
+    async with asyncio.TaskGroup() as group:
+        for task in tasks:
+            group.create_task(one(task))
+    return {
+        "tasks": len(verdicts),
+        "gold": sum(v.gold is not None and v.gold >= SUCCESS for v in verdicts),
+        "noop": sum(v.noop == 0 for v in verdicts),
+        "failures": {v.task_id: list(v.problems) for v in verdicts if v.problems},
+    }
+
+
+async def _check(task: AnyTask, cache: Path) -> Verdict:
+    await task.prepare(cache)
+    gold, gold_problem = await _score(task, "gold")
+    noop, noop_problem = await _score(task, "noop")
+    problems = [problem for problem in (gold_problem, noop_problem) if problem]
+    if gold is not None and gold < SUCCESS:
+        problems.append(f"the gold solution scores {gold:g}, not 1")
+    if noop is not None and noop != 0:
+        problems.append(f"doing nothing scores {noop:g}, not 0")
+    return Verdict(task.id, gold, noop, tuple(problems))
+
+
+async def _score(task: AnyTask, what: Literal["gold", "noop"]) -> tuple[float | None, str | None]:
+    rollout = Rollout(task, 0, _no_policy, agent.Limits(0, 1.0), 0)
+    try:
+        await rollout.advance("init")
+        if rollout.trajectory.failure is None:
+            await rollout.instead_of_run(what)
+        if rollout.trajectory.failure is None:
+            await rollout.advance("reward")
+    finally:
+        await rollout.close()
+    failure = rollout.trajectory.failure
+    return rollout.trajectory.reward, f"{what}: {describe(failure)}" if failure else None
+
+
+def _no_policy(seed: int) -> AbstractAsyncContextManager[Policy]:
+    raise AssertionError("a check runs no policy")

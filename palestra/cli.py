@@ -1,0 +1,135 @@
+"""The command line. What the user can mend comes out as one line and exit code 2; nothing else is caught."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from palestra.errors import PalestraError, UsageError
+
+OVERRIDES = "section.key=value: overrides a key of the config, such as training.steps=4"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.verb(options)
+    except UsageError as error:
+        return _complain(error, 2)
+    except PalestraError as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _complain(error: PalestraError, code: int) -> int:
+    sys.stderr.write(f"palestra: {' '.join(str(error).split())}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="palestra", description="Train and evaluate LLM agents that use tools over many turns.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    train = verbs.add_parser("train", help="train an agent")
+    train.add_argument("config", type=Path, nargs="?", help="the TOML file of the run")
+    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
+    train.add_argument("--fresh", action="store_true", help="keep an earlier run in the same folder aside, and begin anew")
+    train.set_defaults(verb=_train)
+
+    evaluate = _verb(verbs, "eval", "evaluate on held-out tasks: pass@1 and pass@k with 95%% intervals")
+    evaluate.add_argument("--json", type=Path, metavar="PATH", help="write the result here too")
+    evaluate.set_defaults(verb=_eval)
+
+    attempt = _verb(verbs, "try", "run one task and print it live, turn by turn")
+    attempt.add_argument("--task", metavar="ID", help="which task; the first held-out one by default")
+    attempt.set_defaults(verb=_try)
+
+    check = _verb(verbs, "check", "prove the tasks: the gold solution scores 1, doing nothing scores 0")
+    check.add_argument("--only", metavar="IDS", help="task ids, separated by commas")
+    check.add_argument("--sample", type=int, metavar="N", help="so many tasks, chosen by run.seed")
+    check.add_argument("--json", type=Path, metavar="PATH", help="write tasks, gold, noop and failures here")
+    check.set_defaults(verb=_check)
+
+    bench = verbs.add_parser("bench", help="measure speed and memory against a peer or a limit")
+    benches = bench.add_subparsers(required=True, metavar="WHAT")
+    engine = benches.add_parser("engine", help="the embedded engine against transformers' generate and TRL's GRPO step")
+    engine.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    engine.add_argument("--skip-trl", action="store_true", help="leave out the comparison with TRL, which takes minutes")
+    engine.set_defaults(verb=_bench_engine)
+    return parser
+
+
+def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text)
+    verb.add_argument("config", type=Path, help="the TOML file")
+    verb.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    return verb
+
+
+def _train(options: argparse.Namespace) -> int:
+    from palestra.verbs import train
+
+    if (options.resume is None) == (options.config is None):
+        raise UsageError("train takes a config file, or --resume RUN")
+    if options.resume is not None:
+        summary = train(options.resume, resume=True)
+    else:
+        summary = train(options.config, *options.overrides, fresh=options.fresh)
+    if summary.get("stopped"):
+        return 130
+    shown = {key: summary[key] for key in ("base", "final", "steps", "seconds", "adapter")}
+    Console(soft_wrap=True, highlight=False).print(json.dumps(shown))
+    return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from palestra.verbs import evaluate
+
+    result = evaluate(options.config, *options.overrides)
+    _write_json(options.json, result.to_json())
+    return 0
+
+
+def _try(options: argparse.Namespace) -> int:
+    from palestra.trying import try_task
+
+    return try_task(options.config, options.overrides, options.task)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from palestra.checking import Verdict
+    from palestra.verbs import check
+
+    console = Console(soft_wrap=True, highlight=False)
+
+    def show(verdict: Verdict) -> None:
+        for problem in verdict.problems:
+            console.print(f"{verdict.task_id}: {problem}", markup=False)
+
+    only = [name for name in (options.only or "").split(",") if name]
+    result = check(options.config, *options.overrides, only=only, sample=options.sample, on_verdict=show)
+    console.print(f"{result['tasks']} tasks: gold scores 1 in {result['gold']}, doing nothing scores 0 in {result['noop']}")
+    _write_json(options.json, result)
+    return 1 if result["failures"] else 0
+
+
+def _bench_engine(options: argparse.Namespace) -> int:
+    from palestra.bench.engine import bench_engine
+
+    _write_json(options.json, bench_engine(Console(soft_wrap=True, highlight=False), with_trl=not options.skip_trl))
+    return 0
+
+
+def _write_json(path: Path | None, value: object) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json {path}: {error.strerror}") from None

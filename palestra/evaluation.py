@@ -1,0 +1,71 @@
+"""Evaluation: attempts at held-out tasks, and what share of them succeeds, with intervals."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.collect import AnyTask, Collector
+from palestra.ledger import Phase
+from palestra.protocols import Sampling
+from palestra.statistics import Estimate, mean, pass_at
+from palestra.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Result:
+    """Failed rollouts are counted apart: they are not the model's, and never a reward of 0."""
+
+    tasks: int
+    samples: int
+    pass_at: dict[int, Estimate]
+    reward: float
+    turns: float
+    sampled_tokens: int
+    stops: dict[str, int]
+    failures: dict[str, int]
+    seconds: float
+
+    @property
+    def success(self) -> Estimate:
+        return self.pass_at[1]
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {f"pass@{k}": {"value": e.value, "low": e.low, "high": e.high} for k, e in self.pass_at.items()}
+        plain = {key: value for key, value in vars(self).items() if key != "pass_at"}
+        return {**rates, **plain}
+
+
+async def evaluate(
+    collector: Collector, tasks: Sequence[AnyTask], samples: int, step: int, sampling: Sampling, phase: Phase = "eval"
+) -> Result:
+    started = time.monotonic()
+    async with collector.trajectories(tasks, samples, phase, step, sampling) as stream:
+        trajectories = [trajectory async for trajectory in stream]
+    return summarise(trajectories, samples, time.monotonic() - started)
+
+
+def summarise(trajectories: Sequence[Trajectory], samples: int, seconds: float) -> Result:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    failures: Counter[str] = Counter()
+    done = []
+    for trajectory in trajectories:
+        if trajectory.failure is not None:
+            failures[f"{trajectory.failure.stage}/{trajectory.failure.kind}"] += 1
+        elif trajectory.reward is not None:
+            rewards[trajectory.task_id].append(trajectory.reward)
+            done.append(trajectory)
+    fewest = min((len(attempts) for attempts in rewards.values()), default=0)
+    powers = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= fewest] or [1]
+    return Result(
+        tasks=len(rewards),
+        samples=samples,
+        pass_at={k: pass_at(k, rewards) for k in powers},
+        reward=mean([r for attempts in rewards.values() for r in attempts]).value,
+        turns=sum(len(t.turns) for t in done) / max(1, len(done)),
+        sampled_tokens=sum(t.sampled_tokens for t in done),
+        stops=dict(Counter(str(t.stop) for t in done)),
+        failures=dict(failures),
+        seconds=seconds,
+    )

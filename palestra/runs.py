@@ -1,0 +1,73 @@
+"""A run's folder: the resolved config, the ledger, checkpoints, metrics, pictures, and the summary at the end."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from palestra import config as configs
+from palestra.config import Config
+from palestra.errors import ConfigError, StorageError
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = path / "ledger.sqlite"
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.curve = path / "curve.png"
+        self.cache = path / "cache"
+
+    @staticmethod
+    def create(path: Path, config: Config, fresh: bool = False) -> "RunFolder":
+        """A new folder. One that holds a run already is refused, or kept aside under another name when `fresh`."""
+        run = RunFolder(path)
+        if run.ledger.exists():
+            if not fresh:
+                raise StorageError(
+                    f"{path} holds a run already; go on with `palestra train --resume {path}`, "
+                    f"keep it aside with --fresh, or name another with run.folder=PATH"
+                )
+            path.rename(free_name(path))
+        with _storing(path):
+            run.cache.mkdir(parents=True, exist_ok=True)
+            run.checkpoints.mkdir(exist_ok=True)
+            (path / "config.toml").write_text(configs.dump(config), encoding="utf-8")
+        return run
+
+    @staticmethod
+    def reopen(path: Path) -> tuple["RunFolder", Config]:
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} is no run: it has no config.toml; give the folder of a run")
+        return RunFolder(path), configs.load(path / "config.toml")
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        with _storing(self.path), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        partial = self.summary.with_suffix(".part")
+        with _storing(self.path):
+            partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            partial.replace(self.summary)
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Turn a full or unwritable disk into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StorageError(f"cannot write in {path}: {reason}; nothing recorded before is lost") from None
+
+
+def free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return candidate

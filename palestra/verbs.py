@@ -1,0 +1,81 @@
+"""The verbs as Python functions: what the command line does, callable from a script or a notebook's cell."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palestra.config import Config, load
+
+if TYPE_CHECKING:
+    from palestra.checking import Verdict
+    from palestra.evaluation import Result
+
+
+def train(
+    config: Config | str | Path, *overrides: str, resume: bool = False, fresh: bool = False, quiet: bool = False
+) -> dict[str, Any]:
+    """Train as the config says, and return the run's summary. With `resume`, `config` is the folder of a run to go on with."""
+    from palestra import training
+    from palestra.report import Reporter
+    from palestra.runs import RunFolder
+
+    if resume:
+        run, resolved = RunFolder.reopen(Path(str(config)))
+    else:
+        resolved = _load(config, overrides)
+        run = RunFolder.create(resolved.run.folder, resolved, fresh)
+    reporter = Reporter(resolved, run, quiet)
+    with _draining() as stopping:
+        return asyncio.run(training.train(resolved, run, reporter, stopping))
+
+
+def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) -> "Result":
+    """Evaluate on the held-out tasks. The trajectories are kept in a new folder `eval-N` of the run's folder."""
+    from palestra import training
+    from palestra.report import Reporter
+    from palestra.runs import RunFolder, free_name
+
+    resolved = _load(config, overrides)
+    run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
+    return asyncio.run(training.evaluate_only(resolved, run, Reporter(resolved, run, quiet)))
+
+
+def check(
+    config: Config | str | Path,
+    *overrides: str,
+    only: Sequence[str] = (),
+    sample: int | None = None,
+    on_verdict: "Callable[[Verdict], None]" = lambda _: None,
+) -> dict[str, Any]:
+    """Prove the config's task sets: gold scores 1, doing nothing scores 0."""
+    from palestra import checking, taskset
+
+    resolved = _load(config, overrides)
+    tasks = [task for key in ("train", "heldout") if getattr(resolved.tasks, key) for task in taskset.load(resolved.tasks, key)]
+    chosen = checking.choose(tasks, only, sample, resolved.run.seed)
+    return asyncio.run(checking.check(chosen, resolved.run.folder / "cache", on_verdict))
+
+
+def _load(config: Config | str | Path, overrides: Sequence[str]) -> Config:
+    return config if isinstance(config, Config) else load(Path(config), overrides)
+
+
+@contextmanager
+def _draining() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks for a clean stop; the second one insists."""
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
