@@ -22,28 +22,25 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 from trl.trainer import grpo_trainer
 
-# SmolLM2's own template knows no tools. This one writes what `palestra.render.hermes` writes: calls in the assistant's turn,
-# results that follow one another in one user turn. It leaves out the tools' schemas: the system prompt shows the calls.
-CHAT_TEMPLATE = """\
+# SmolLM2's own template knows no tools. This one writes what `palestra.render.hermes` writes, without the tools' schemas:
+# the system prompt shows the calls.
+CHAT_TEMPLATE = r"""
 {%- for message in messages -%}
 {%- if message.role == 'tool' -%}
-{%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
-{{ '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- if loop.last or loop.nextitem.role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+{{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' else '' -}}
+{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' -}}
+{{- '<|im_end|>\n' if loop.last or loop.nextitem.role != 'tool' else '' -}}
 {%- else -%}
-{{ '<|im_start|>' + message.role + '\\n' + message.content }}
+{{- '<|im_start|>' + message.role + '\n' + message.content -}}
 {%- for call in message.tool_calls or [] -%}
-{{ '\\n' if message.content or not loop.first else '' }}{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
+{{- '\n' if message.content or not loop.first else '' -}}
+{{- '<tool_call>\n' + call.function | tojson + '\n</tool_call>' -}}
 {%- endfor -%}
-{{ '<|im_end|>\\n' }}
+{{- '<|im_end|>\n' -}}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+{{- '<|im_start|>assistant\n' if add_generation_prompt else '' -}}
 """
-
-# TRL pads every episode of a step to the longest one, so the size of a micro-batch changes neither the arithmetic nor the
-# padding, only how well it fits the caches.
-MICRO_BATCH = 8
 
 
 class Question(TypedDict):
@@ -84,7 +81,7 @@ def finish(answer: str) -> str:
     Args:
         answer: The answer, a number.
     """
-    raise AssertionError("an episode that calls this has ended")
+    raise AssertionError("never called: see `stopping_at_finish`")
 
 
 def correct(completions: list[list[dict[str, Any]]], answer: list[str], **_: object) -> list[float]:
@@ -100,18 +97,21 @@ def _same(given: object, right: str) -> bool:
 
 
 def stopping_at_finish(parse: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """TRL goes on for as long as a reply holds a call, so as it comes it would sample and train one more turn after `finish`.
+    """The one patch of TRL: as it comes, it samples and trains another turn after `finish`, as after any other call.
 
-    Its loop asks the parsed reply for `tool_calls` and nothing else, so a reply that finishes is handed over without them.
+    Its loop goes on while the parsed reply holds `tool_calls`, so a reply that finishes is handed over without them.
     """
 
     def parse_response(*args: object, **kwargs: object) -> dict[str, Any]:
         reply = parse(*args, **kwargs)
         for call in reply.get("tool_calls") or ():
-            arguments = call["function"]["arguments"]
-            if call["function"]["name"] == "finish":
-                finished = arguments.get("answer") if isinstance(arguments, Mapping) else None
-                return {**reply, "tool_calls": None, "finished": finished}
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            if name == "finish":
+                return {
+                    **reply,
+                    "tool_calls": None,
+                    "finished": arguments.get("answer") if isinstance(arguments, Mapping) else None,
+                }
         return reply
 
     return parse_response
@@ -125,13 +125,15 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, *_: object, **__: object) -> None:
         self.steps.append({"turns": 0, "sampled_tokens": 0})
-        self._begun = time.process_time(), time.perf_counter()
+        self._begun = time.process_time(), time.perf_counter(), _machine_cpu_seconds()
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        step = self.steps[-1]
-        step["cpu_seconds"] = time.process_time() - self._begun[0]
-        step["wall_seconds"] = time.perf_counter() - self._begun[1]
+        step, (cpu, wall, machine) = self.steps[-1], self._begun
+        step["cpu_seconds"] = time.process_time() - cpu
         step["training_cpu_seconds"] = step["cpu_seconds"] - step["generation_cpu_seconds"]
+        step["wall_seconds"] = time.perf_counter() - wall
+        # Two threads that wait for each other on shared cores burn several times the CPU: trust a step only if this is near 0.
+        step["others_cpu_seconds"] = _machine_cpu_seconds() - machine - step["cpu_seconds"]
         step["peak_rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def watch(self, trainer: Any) -> None:
@@ -146,15 +148,15 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         def generate_and_score(inputs: list[dict[str, Any]]) -> dict[str, Any]:
             begun = time.process_time()
             batch: dict[str, Any] = score(inputs)
-            step = self.steps[-1]
+            step, prompt, completion = self.steps[-1], batch["prompt_mask"], batch["completion_mask"]
             step["generation_cpu_seconds"] = time.process_time() - begun
             step["episodes"] = len(inputs)
             step["turns_per_episode"] = step["turns"] / len(inputs)
             step["sampled_tokens_per_episode"] = step["sampled_tokens"] / len(inputs)
-            step["prompt_tokens"] = int(batch["prompt_mask"].sum())
-            step["trained_tokens"] = int((batch["completion_mask"] * batch["tool_mask"]).sum())
-            step["forward_tokens"] = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())
-            step["forward_tokens_padded"] = batch["prompt_mask"].numel() + batch["completion_mask"].numel()
+            step["trained_tokens"] = int((completion * batch["tool_mask"]).sum())
+            step["prompt_tokens"] = int(prompt.sum())
+            step["forward_tokens"] = int(prompt.sum() + completion.sum())
+            step["forward_tokens_with_padding"] = prompt.numel() + completion.numel()
             step["episodes_with_advantage"] = int((batch["advantages"] != 0).sum())
             step["mean_reward"] = trainer._metrics["train"]["reward"][-1]
             return batch
@@ -162,13 +164,23 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         trainer._generate_single_turn, trainer._generate_and_score_completions = generate_single_turn, generate_and_score
 
 
-def train(model: Path, tasks: Tasks, weights: str, max_tokens: int, steps: int, micro_batch: int) -> list[dict[str, float]]:
-    """Run `steps` steps, each of `samples` episodes for every question."""
-    episodes = len(tasks["questions"]) * tasks["samples"]
+def _machine_cpu_seconds() -> float:
+    """What all processes have used: user, nice, system, and interrupts, in hundredths of a second."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return sum(ticks[index] for index in (0, 1, 2, 5, 6)) / 100
+
+
+def build(model: Path, tasks: Tasks, weights: str, max_tokens: int, micro_batch: int, folder: str, **options: Any) -> Any:
+    """The trainer whose every step takes `samples` episodes of each question."""
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.response_template = qwen3_template  # reads Hermes calls out of ChatML turns
-    grpo_trainer.parse_response = stopping_at_finish(grpo_trainer.parse_response)
+    shape = AutoConfig.from_pretrained(model)
+    if hasattr(shape, "quantization_config"):  # left behind by a conversion from GGUF; the weights themselves are dense
+        del shape.quantization_config
+    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(model, config=shape, dtype=dtype)
+    lora = LoraConfig(r=tasks["lora_rank"], lora_alpha=tasks["lora_alpha"], target_modules="all-linear", task_type="CAUSAL_LM")
     prompts = [
         {
             "prompt": [{"role": "system", "content": tasks["system"]}, {"role": "user", "content": item["question"]}],
@@ -176,52 +188,37 @@ def train(model: Path, tasks: Tasks, weights: str, max_tokens: int, steps: int, 
         }
         for item in tasks["questions"]
     ]
-    lora = LoraConfig(r=tasks["lora_rank"], lora_alpha=tasks["lora_alpha"], target_modules="all-linear", task_type="CAUSAL_LM")
-    shape = AutoConfig.from_pretrained(model)
-    if hasattr(shape, "quantization_config"):  # left behind by a conversion from GGUF; the weights themselves are dense
-        del shape.quantization_config
-    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
-    base = AutoModelForCausalLM.from_pretrained(model, config=shape, dtype=dtype)
-    # With `peft_config` TRL would keep the adapter in float32 beside bfloat16 weights, which is slower.
-    policy = get_peft_model(base, lora, autocast_adapter_dtype=False)
-    meter = Meter()
-    with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=weights == "autocast",
-            gradient_checkpointing=False,
-            disable_dropout=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            seed=0,
-            max_steps=steps,
-            learning_rate=tasks["learning_rate"],
-            lr_scheduler_type="constant",
-            beta=0.0,
-            temperature=tasks["temperature"],
-            num_generations=tasks["samples"],
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=episodes // micro_batch,
-            pad_to_multiple_of=None,
-            # The limit of a whole episode in TRL, and of each of its turns unless `generation_kwargs` says otherwise.
-            max_completion_length=2048,
-            generation_kwargs={"max_new_tokens": max_tokens},
-            max_tool_calling_iterations=tasks["turns"] - 1,
-        )
-        trainer = GRPOTrainer(
-            model=policy,
-            reward_funcs=correct,
-            args=config,
-            train_dataset=Dataset.from_list(prompts),
-            processing_class=tokenizer,
-            tools=[calculator, finish],
-            callbacks=[meter],
-        )
-        meter.watch(trainer)
-        trainer.train()
-    return meter.steps
+    config = GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=weights == "autocast",
+        gradient_checkpointing=False,
+        disable_dropout=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=tasks["learning_rate"],
+        lr_scheduler_type="constant",
+        beta=0.0,
+        temperature=tasks["temperature"],
+        num_generations=tasks["samples"],
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=len(prompts) * tasks["samples"] // micro_batch,
+        pad_to_multiple_of=None,
+        max_completion_length=2048,  # of a whole episode, results included; far more than the turns can fill
+        generation_kwargs={"max_new_tokens": max_tokens},  # of one turn
+        max_tool_calling_iterations=tasks["turns"] - 1,
+        **options,
+    )
+    return GRPOTrainer(
+        # With `peft_config` TRL would keep the adapter in float32 beside bfloat16 weights, which is slower.
+        model=get_peft_model(base, lora, autocast_adapter_dtype=False),
+        reward_funcs=correct,
+        args=config,
+        train_dataset=Dataset.from_list(prompts),
+        processing_class=tokenizer,
+        tools=[calculator, finish],
+    )
 
 
 def main() -> None:
@@ -231,12 +228,18 @@ def main() -> None:
     parser.add_argument("--weights", choices=["bfloat16", "autocast"], default="bfloat16", help="autocast: float32 weights")
     parser.add_argument("--max-tokens", type=int, default=40, help="the limit of a turn")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps; the first warms up")
-    parser.add_argument("--micro-batch", type=int, default=MICRO_BATCH, help="episodes in one forward and backward pass")
+    parser.add_argument("--micro-batch", type=int, default=8, help="episodes in one forward and backward pass")
     parser.add_argument("--json", type=Path, required=True, help="where the result goes")
     args = parser.parse_args()
     tasks: Tasks = json.loads(args.tasks.read_text())
-    steps = train(args.model, tasks, args.weights, args.max_tokens, args.steps, args.micro_batch)
-    result = {"weights": args.weights, "threads": torch.get_num_threads(), "micro_batch": args.micro_batch, "steps": steps}
+    grpo_trainer.parse_response = stopping_at_finish(grpo_trainer.parse_response)
+    meter = Meter()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build(args.model, tasks, args.weights, args.max_tokens, args.micro_batch, folder, max_steps=args.steps)
+        trainer.add_callback(meter)
+        meter.watch(trainer)
+        trainer.train()
+    result = {"weights": args.weights, "threads": torch.get_num_threads(), "micro_batch": args.micro_batch, "steps": meter.steps}
     args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -8,27 +8,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 
-from palestra import Finish, Message, Task, ToolError, Trajectory, system, user
+from palestra import Finish, Message, Task, ToolCall, ToolError, Trajectory, assistant, system, user
 
-EXAMPLES = """\
-Solve the problem with the tools: first compute with calculator, then hand in the number with finish.
-
-Example 1. Problem: Ann has 12 pens and buys 7 more. How many pens?
-<tool_call>
-{"name": "calculator", "arguments": {"expression": "12 + 7"}}
-</tool_call>
-The result is 19, so:
-<tool_call>
-{"name": "finish", "arguments": {"answer": "19"}}
-</tool_call>
-Example 2. Problem: 6 trays hold 15 eggs each. How many eggs?
-<tool_call>
-{"name": "calculator", "arguments": {"expression": "6 * 15"}}
-</tool_call>
-The result is 90, so:
-<tool_call>
-{"name": "finish", "arguments": {"answer": "90"}}
-</tool_call>"""
+EXAMPLES = (
+    ("Ann has 12 pens and finds 7 more. How many pens?", "12 + 7", "19"),
+    ("Ben fills 6 boxes with 15 eggs each. How many eggs?", "6 * 15", "90"),
+    ("Eva has 81 coins and gives away 40. How many coins are left?", "81 - 40", "41"),
+)
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -75,7 +61,7 @@ class WordProblem(Task[None, str]):
     answer: int
 
     def prompt(self, env: None) -> Sequence[Message]:
-        return [system(EXAMPLES), user(f"Problem: {self.question}")]
+        return [system("Compute with calculator, then hand in the result with finish."), *_shown(), user(self.question)]
 
     def tools(self, env: None) -> Sequence[Callable[..., object]]:
         return [calculator, finish]
@@ -85,6 +71,16 @@ class WordProblem(Task[None, str]):
 
     async def solve(self, env: None) -> str:
         return str(self.answer)
+
+
+def _shown() -> list[Message]:
+    """The worked examples, as turns."""
+    turns = []
+    for question, expression, result in EXAMPLES:
+        compute = ToolCall("call_0", "calculator", {"expression": expression})
+        hand_in = ToolCall("call_0", "finish", {"answer": result})
+        turns += [user(question), assistant("", compute), Message("tool", result, name="calculator"), assistant("", hand_in)]
+    return turns
 
 
 _NAMES = ("Ann", "Ben", "Carla", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jon", "Kim", "Leo", "Mia", "Nils", "Olga", "Paul")

@@ -1,11 +1,13 @@
 """Where keys and values live between decode steps: trunks, which sequences share, and tails, which each has for itself.
 
-A trunk is a prompt that was computed once for all rollouts of its group. Tails lie in shelves: a shelf's rows have one
-capacity, so that neighbours are read in one attention call without copies; a tail that outgrows its shelf moves to the next.
+A trunk is a beginning that was computed once for all sequences that share it; it may itself follow a part of another trunk, as
+a group's prompt follows the system prompt of all groups. Tails lie in shelves: a shelf's rows have one capacity, so that
+neighbours are read in one attention call without copies; a tail that outgrows its shelf moves to the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,25 +38,46 @@ class Shape:
         return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
 
 
+class Use(NamedTuple):
+    """The first tokens of a trunk, as a sequence or another trunk builds on them."""
+
+    trunk: "Trunk"
+    tokens: int
+
+
+Path = tuple[Use, ...]
+
+
+def length(path: Path) -> int:
+    return sum(use.tokens for use in path)
+
+
 @dataclass(eq=False, slots=True)
 class Trunk:
-    """A prompt's keys and values, computed under one policy version and shared by every sequence that begins with it."""
+    """Keys and values behind a path of other trunks, computed under one policy version."""
 
-    tokens: list[int]
+    path: Path
+    whole: list[int]
+    """All tokens from the very beginning, those of the path included."""
     version: int
     kv: list[Tensor]
     filled: int = 0
     users: int = 0
-    last_used: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self.whole) - length(self.path)
 
     @property
     def ready(self) -> bool:
-        return self.filled == len(self.tokens)
+        return self.filled == self.tokens
 
-    def copy_from(self, other: "Trunk", count: int) -> None:
-        for own, theirs in zip(self.kv, other.kv, strict=True):
-            own[..., :count, :] = theirs[..., :count, :]
-        self.filled = count
+    def path_to(self, count: int) -> Path:
+        """The path to the first `count` of all tokens."""
+        own = count - length(self.path)
+        if own > 0:
+            return (*self.path, Use(self, own))
+        return self.path[-1].trunk.path_to(count) if self.path else ()
 
 
 @dataclass(eq=False)
@@ -106,26 +129,44 @@ class Cache:
     def tokens(self) -> int:
         """How many tokens' keys and values there is room for now."""
         tails = sum(shelf.rows * shelf.capacity for shelf in self._shelves.values())
-        return tails + sum(len(trunk.tokens) for trunk in self.trunks)
+        return tails + sum(trunk.tokens for trunk in self.trunks)
 
     def longest_trunk(self, tokens: Sequence[int], version: int) -> tuple[Trunk | None, int]:
         """The trunk that agrees with most of the first tokens, and on how many."""
         best, agreed = None, 0
         for trunk in self.trunks:
             if trunk.version == version:
-                count = agreement(trunk.tokens, tokens)
+                count = agreement(trunk.whole, tokens)
                 if count > agreed:
                     best, agreed = trunk, count
         return best, agreed
 
-    def add_trunk(self, tokens: Sequence[int], version: int) -> Trunk:
-        trunk = Trunk(list(tokens), version, self.shape.room(1, len(tokens)))
+    def add_trunk(self, path: Path, whole: Sequence[int], version: int) -> Trunk:
+        trunk = Trunk(path, list(whole), version, self.shape.room(1, len(whole) - length(path)))
+        self.hold(path)
         self.trunks.append(trunk)
         return trunk
 
-    def drop_trunks(self, unwanted: Iterable[Trunk]) -> None:
-        gone = set(map(id, unwanted))
-        self.trunks = [trunk for trunk in self.trunks if id(trunk) not in gone]
+    def hold(self, path: Path) -> None:
+        if path:  # the last trunk holds those before it
+            path[-1].trunk.users += 1
+
+    def let_go(self, path: Path, version: int) -> None:
+        """Stop using a path. A trunk that nobody uses stays for newcomers, unless it is of an older policy version."""
+        if path:
+            trunk = path[-1].trunk
+            trunk.users -= 1
+            if trunk.users == 0 and trunk.version != version:
+                self.drop(trunk, version)
+
+    def drop(self, trunk: Trunk, version: int) -> None:
+        self.trunks.remove(trunk)
+        self.let_go(trunk.path, version)
+
+    def drop_unused(self, version: int) -> None:
+        """Drop the trunks of other versions that nobody uses."""
+        for trunk in [t for t in self.trunks if t.users == 0 and t.version != version]:
+            self.drop(trunk, version)
 
     def reserve(self, tail: Tail | None, length: int) -> Tail:
         """A tail with room for `length` tokens: this one, or a copy of it on a larger shelf."""

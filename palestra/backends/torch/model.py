@@ -50,8 +50,10 @@ def _from_hub(name: str) -> Path:
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """The causal language model in that folder, with attention that follows our plans."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     attention.register()
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
     except (OSError, ValueError, KeyError) as error:
@@ -125,6 +127,7 @@ def _convert(source: Path, target: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the reader of GGUF files draws a bar of its own
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = quantised.config
     if hasattr(config, "quantization_config"):

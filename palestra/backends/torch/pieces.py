@@ -12,24 +12,39 @@ import torch
 from torch import Tensor
 
 from palestra.backends.torch.attention import attend, expand, fold, merge
-from palestra.backends.torch.cache import Shelf, Tail, Trunk
+from palestra.backends.torch.cache import Path, Shelf, Tail, Trunk, Use, length
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New tokens of one sequence. Without a tail they fill the trunk; with one they follow trunk and tail."""
+    """New tokens behind a path of trunks: they fill a further trunk, or go into a sequence's tail."""
 
     tokens: Sequence[int]
-    trunk: Trunk
-    tail: Tail | None
+    path: Path
+    home: Trunk | Tail
 
     @property
-    def position(self) -> int:
-        return self.trunk.filled + (self.tail.length if self.tail else 0)
+    def behind(self) -> int:
+        """How many tokens its home already holds."""
+        return self.home.filled if isinstance(self.home, Trunk) else self.home.length
 
     @property
     def is_decode(self) -> bool:
-        return self.tail is not None and len(self.tokens) == 1
+        return isinstance(self.home, Tail) and len(self.tokens) == 1
+
+    def kv(self, layer: int) -> Tensor:
+        """Its home's keys and values: [2, key heads, capacity, size]."""
+        if isinstance(self.home, Trunk):
+            return self.home.kv[layer][:, 0]
+        return self.home.shelf.kv[layer][:, self.home.row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Part of a trunk, and the decode rows that read it."""
+
+    use: Use
+    rows: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +58,28 @@ class _Run:
 
 
 class PiecesPlan:
-    """Pieces in the order of the flat tokens: prefill first, then decode pieces, those on one trunk side by side."""
+    """Pieces in the order of the flat tokens: prefill first, then decode pieces, those on one path side by side."""
 
     def __init__(self, pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device) -> None:
-        order = sorted(range(len(pieces)), key=lambda i: (pieces[i].is_decode, id(pieces[i].trunk)))
+        order = sorted(range(len(pieces)), key=lambda i: (pieces[i].is_decode, _path_key(pieces[i].path)))
         self.pieces = [pieces[i] for i in order]
         self.order = order
         self._prefill = [piece for piece in self.pieces if not piece.is_decode]
         decode = [piece for piece in self.pieces if piece.is_decode]
         self._first_decode = sum(len(piece.tokens) for piece in self._prefill)
-        self._on_trunk = [(trunk, len(list(group))) for trunk, group in groupby(decode, key=lambda piece: piece.trunk)]
+        self._has_decode = bool(decode)
+        self._reads = _reads([piece.path for piece in decode])
         self._plan_tails(decode, dtype, device)
 
     def tokens(self) -> list[int]:
         return [token for piece in self.pieces for token in piece.tokens]
 
     def positions(self) -> list[int]:
-        return [piece.position + i for piece in self.pieces for i in range(len(piece.tokens))]
+        positions: list[int] = []
+        for piece in self.pieces:
+            first = length(piece.path) + piece.behind
+            positions.extend(range(first, first + len(piece.tokens)))
+        return positions
 
     def last_rows(self) -> list[int]:
         """Where each given piece's last token stands in the pass, in the order in which the pieces were given."""
@@ -73,10 +93,10 @@ class PiecesPlan:
     def done(self) -> None:
         """After the pass: what was computed is now part of its trunk or tail."""
         for piece in self.pieces:
-            if piece.tail is None:
-                piece.trunk.filled += len(piece.tokens)
+            if isinstance(piece.home, Trunk):
+                piece.home.filled += len(piece.tokens)
             else:
-                piece.tail.length += len(piece.tokens)
+                piece.home.length += len(piece.tokens)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         parts = []
@@ -85,13 +105,13 @@ class PiecesPlan:
             rows = slice(start, start + len(piece.tokens))
             parts.append(_attend_prefill(piece, layer, query[:, rows], key[:, rows], value[:, rows], scale))
             start = rows.stop
-        if self._on_trunk:
+        if self._has_decode:
             decode = slice(self._first_decode, None)
             parts.append(self._attend_decode(layer, query[:, decode], key[:, decode], value[:, decode], scale))
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _plan_tails(self, decode: Sequence[Piece], dtype: torch.dtype, device: torch.device) -> None:
-        tails = [piece.tail for piece in decode if piece.tail is not None]
+        tails = [piece.home for piece in decode if isinstance(piece.home, Tail)]
         order = sorted(range(len(tails)), key=lambda i: (tails[i].shelf.capacity, tails[i].row))
         self._by_tail = torch.tensor(order, device=device)
         self._from_tail = torch.argsort(self._by_tail)
@@ -126,16 +146,35 @@ class PiecesPlan:
         out = torch.cat(outs)[self._from_tail].reshape(-1, heads, size).transpose(0, 1)
         lse = torch.cat(lses)[self._from_tail].reshape(-1, heads).T
 
-        trunk_outs, trunk_lses = [], []
+        out = out.float()
+        for read in self._reads:
+            part, part_lse = _attend_use(read.use, layer, query[:, read.rows], scale)
+            merged = merge(out[:, read.rows], lse[:, read.rows], part, part_lse)
+            out[:, read.rows], lse[:, read.rows] = merged
+        return out.to(query.dtype)
+
+
+def _path_key(path: Path) -> list[tuple[int, int]]:
+    return [(id(use.trunk), use.tokens) for use in path]
+
+
+def _reads(paths: Sequence[Path]) -> list[_Read]:
+    """For sorted paths: at each depth, the runs of sequences that have come the same way so far read its trunk together."""
+    reads = []
+    for depth in range(max(map(len, paths), default=0)):
         start = 0
-        for trunk, count in self._on_trunk:
-            rows = query[:, start : start + count]
-            part, part_lse = _attend_trunk(trunk.kv[layer], rows, scale)
-            trunk_outs.append(part)
-            trunk_lses.append(part_lse)
+        for way, group in groupby(paths, key=lambda path: path[: depth + 1]):
+            count = len(list(group))
+            if len(way) > depth:
+                reads.append(_Read(way[depth], slice(start, start + count)))
             start += count
-        merged, _ = merge(out, lse, torch.cat(trunk_outs, dim=1), torch.cat(trunk_lses, dim=1))
-        return merged.to(query.dtype)
+    return reads
+
+
+def _attend_use(use: Use, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    keys, values = use.trunk.kv[layer][..., : use.tokens, :]
+    out, lse = attend(fold(query, keys.shape[1]), keys, values, scale)
+    return out.reshape(query.shape), lse.reshape(query.shape[:2])
 
 
 def _runs(tails: Sequence[Tail], dtype: torch.dtype, device: torch.device) -> list[_Run]:
@@ -153,29 +192,17 @@ def _runs(tails: Sequence[Tail], dtype: torch.dtype, device: torch.device) -> li
     return runs
 
 
-def _attend_trunk(kv: Tensor, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if kv.shape[-2] == 0:  # a prompt of a single token
-        return torch.zeros_like(query), torch.full(query.shape[:2], float("-inf"), device=query.device)
-    out, lse = attend(fold(query, kv.shape[2]), kv[0], kv[1], scale)
-    return out.reshape(query.shape), lse.reshape(query.shape[:2])
-
-
 def _attend_prefill(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     heads, rows, _ = query.shape
-    past = []
-    if piece.trunk.filled:
-        past.append(piece.trunk.kv[layer][:, 0, :, : piece.trunk.filled])
-    if piece.tail is None:
-        home, start = piece.trunk.kv[layer][:, 0], piece.trunk.filled
-    else:
-        home, start = piece.tail.shelf.kv[layer][:, piece.tail.row], piece.tail.length
-        if start:
-            past.append(home[:, :, :start])
-    home[0, :, start : start + rows] = key
-    home[1, :, start : start + rows] = value
+    kv, start = piece.kv(layer), piece.behind
+    kv[0, :, start : start + rows] = key
+    kv[1, :, start : start + rows] = value
     out, lse = attend(query[None], expand(key, heads), expand(value, heads), scale, causal=True)
     out, lse = out[0], lse[0]
-    for keys, values in past:
-        part, part_lse = attend(fold(query, key.shape[0]), keys[None], values[None], scale)
-        out, lse = merge(out, lse, part.reshape(out.shape), part_lse.reshape(lse.shape))
+    past = [_attend_use(use, layer, query, scale) for use in piece.path]
+    if start:
+        part, part_lse = attend(fold(query, key.shape[0]), kv[None, 0, :, :start], kv[None, 1, :, :start], scale)
+        past.append((part.reshape(out.shape), part_lse.reshape(lse.shape)))
+    for part, part_lse in past:
+        out, lse = merge(out, lse, part, part_lse)
     return out.to(query.dtype)

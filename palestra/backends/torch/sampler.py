@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palestra.backends.torch.cache import Cache, Shape, Tail, Trunk, agreement
+from palestra.backends.torch.cache import Cache, Path, Shape, Tail, agreement, length
 from palestra.backends.torch.draw import draw
 from palestra.backends.torch.pieces import Piece, PiecesPlan
 from palestra.errors import InfrastructureError
@@ -23,8 +23,8 @@ from palestra.trajectory import Completion, FinishReason
 PREFILL_TOKENS = 1024
 """Prompt tokens computed in one pass: enough to be efficient, few enough that decoding goes on beside them."""
 
-TRUNK_SLACK = 16
-"""A prompt that goes on by so few tokens behind a trunk uses it as it is; a longer one gets a trunk of its own."""
+SHARE = 16
+"""Prompts share trunks in whole multiples of so many tokens: fewer different lengths make fewer attention calls."""
 
 
 @dataclass(eq=False)
@@ -44,8 +44,8 @@ class _Sequence:
 
     random: random.Random
     held: list[int] = field(default_factory=list)
-    """The tokens whose keys and values are in trunk and tail."""
-    trunk: Trunk | None = None
+    """The tokens whose keys and values are in the trunks of its path and in its tail."""
+    path: Path | None = None
     tail: Tail | None = None
     request: _Request | None = None
     last_used: int = 0
@@ -114,7 +114,7 @@ class TorchSampler:
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
             self._version = version
-            self._cache.drop_trunks(t for t in self._cache.trunks if t.users == 0)
+            self._cache.drop_unused(version)
 
     def submit(self, sequence: _Sequence, request: _Request) -> None:
         with self._news:
@@ -187,33 +187,29 @@ class TorchSampler:
         room = PREFILL_TOKENS
         filling: set[int] = set()
         for sequence in sequences:
-            assert sequence.trunk is not None
+            assert sequence.path is not None
             assert sequence.request is not None
-            trunk = sequence.trunk
-            if not trunk.ready:
+            trunk = sequence.path[-1].trunk if sequence.path else None
+            if trunk is not None and not trunk.ready:
                 if id(trunk) not in filling and room > 0:
                     filling.add(id(trunk))
-                    new = trunk.tokens[trunk.filled : trunk.filled + room]
-                    pieces.append(Piece(new, trunk, None))
-                    room -= len(new)
-                    self.prefilled_tokens += len(new)
+                    first = length(trunk.path) + trunk.filled
+                    pieces.append(Piece(trunk.whole[first : first + room], trunk.path, trunk))
+                    room -= len(pieces[-1].tokens)
                 continue
             pending = sequence.request.tokens[len(sequence.held) :]
-            if len(pending) > 1:
-                if room <= 0:
-                    continue
-                pending_now = pending[:room]
-                room -= len(pending_now)
-                self.prefilled_tokens += len(pending_now)
-            else:
-                pending_now = pending
-            sequence.tail = self._cache.reserve(sequence.tail, len(sequence.held) - len(trunk.tokens) + len(pending_now))
-            piece = Piece(pending_now, trunk, sequence.tail)
+            new = pending if len(pending) == 1 else pending[:room]
+            if not new:
+                continue
+            room -= len(new) if len(pending) > 1 else 0
+            sequence.tail = self._cache.reserve(sequence.tail, len(sequence.held) - length(sequence.path) + len(new))
+            piece = Piece(new, sequence.path, sequence.tail)
             pieces.append(piece)
-            if len(pending_now) == len(pending):
+            if len(new) == len(pending):
                 writers.append((sequence, piece))
             else:
-                sequence.held.extend(pending_now)
+                sequence.held.extend(new)
+        self.prefilled_tokens += PREFILL_TOKENS - room
         return pieces, writers
 
     def _write(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
@@ -239,65 +235,66 @@ class TorchSampler:
     # --- where a sequence's keys and values are -------------------------------------------------------------------
 
     def _place(self, sequence: _Sequence) -> bool:
-        """Give the sequence a trunk, or find that what it holds still fits. False when it has to wait."""
-        assert sequence.request is not None
+        """Give the sequence a path, or find that what it holds still fits. False when it has to wait."""
+        request = sequence.request
+        assert request is not None
         sequence.last_used = self._tick
-        tokens = sequence.request.tokens
-        if sequence.trunk is not None:
-            if sequence.request.written:
-                return True
-            if self._keep_prefix(sequence, tokens):
+        if sequence.path is not None:
+            if request.written or self._keep_prefix(sequence, request.tokens):
                 return True
             self._forget(sequence)
-        prompt = tokens[:-1]
-        if not self._make_room(len(prompt) + sequence.request.sampling.max_tokens):
-            return False
+        prompt = request.tokens[:-1]
         trunk, agreed = self._cache.longest_trunk(prompt, self._version)
-        if trunk is None or agreed < len(trunk.tokens) or len(prompt) - agreed > TRUNK_SLACK:
-            if trunk is not None and not trunk.ready and agreed > TRUNK_SLACK:
-                return False  # another prompt's shared beginning is being computed: copy it when it is there
-            longer = self._cache.add_trunk(prompt, self._version)
-            if trunk is not None:
-                longer.copy_from(trunk, min(agreed, trunk.filled))
-            trunk = longer
-        trunk.users += 1
-        sequence.trunk, sequence.held = trunk, list(trunk.tokens)
+        if agreed < len(prompt):
+            agreed -= agreed % SHARE
+        if trunk is not None and agreed and not trunk.ready:
+            return False  # another sequence has this beginning computed: use it when it is there
+        if not self._make_room(len(prompt) - agreed + request.sampling.max_tokens):
+            return False
+        path = trunk.path_to(agreed) if trunk is not None else ()
+        if len(prompt) - agreed >= SHARE and (not path or self._shared(prompt)):
+            path = self._cache.add_trunk(path, prompt, self._version).path_to(len(prompt))
+        self._cache.hold(path)
+        sequence.path, sequence.held = path, prompt[: length(path)]
         return True
 
+    def _shared(self, prompt: Sequence[int]) -> bool:
+        """Whether another sequence waits with the same prompt."""
+        waiting = [s.request.tokens for s in self._sequences.values() if s.request is not None and s.path is None]
+        return sum(tokens[:-1] == prompt for tokens in waiting) > 1
+
     def _keep_prefix(self, sequence: _Sequence, tokens: Sequence[int]) -> bool:
-        """Whether the new tokens begin with the trunk; if so, cut the tail to what still agrees."""
-        assert sequence.trunk is not None
+        """Whether the new tokens begin with all of the path; if so, cut the tail to what still agrees."""
+        assert sequence.path is not None
         held = sequence.held
         agreed = len(held) if held == tokens[: len(held)] else agreement(held, tokens)
         agreed = min(agreed, len(tokens) - 1)
-        if agreed < len(sequence.trunk.tokens):
+        if agreed < length(sequence.path):
             return False
         if sequence.tail is not None:
-            sequence.tail.length = agreed - len(sequence.trunk.tokens)
+            sequence.tail.length = agreed - length(sequence.path)
         del held[agreed:]
         return True
 
     def _make_room(self, tokens: int) -> bool:
         """Evict what nobody is using, oldest first, until so many tokens fit. False when those at work must end first."""
         while self._cache.tokens + tokens > self._capacity.kv_tokens:
-            unused = [trunk for trunk in self._cache.trunks if trunk.users == 0]
-            idle = [s for s in self._sequences.values() if s.request is None and s.trunk is not None]
-            if unused:
-                self._cache.drop_trunks(unused[:1])
+            unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
+            idle = [s for s in self._sequences.values() if s.request is None and s.path is not None]
+            if unused is not None:
+                self._cache.drop(unused, self._version)
             elif idle:
                 self._forget(min(idle, key=lambda s: s.last_used))
             else:
-                return not any(s.trunk is not None for s in self._sequences.values())
+                return not any(s.path is not None for s in self._sequences.values())
         return True
 
     def _forget(self, sequence: _Sequence) -> None:
         if sequence.tail is not None:
             self._cache.release(sequence.tail)
-        if sequence.trunk is not None:
-            sequence.trunk.users -= 1
-            if sequence.trunk.users == 0 and sequence.trunk.version != self._version:
-                self._cache.drop_trunks([sequence.trunk])
-        sequence.trunk, sequence.tail, sequence.held = None, None, []
+        if sequence.path is not None:
+            self._cache.let_go(sequence.path, self._version)
+        sequence.path, sequence.tail, sequence.held = None, None, []
 
 
 class TorchSession:
