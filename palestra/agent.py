@@ -34,9 +34,11 @@ async def run(
     """Let the policy work until a tool finishes, a reply calls no tool, or a budget is used up. Fills the trajectory."""
     trajectory.segments = policy.segments
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(limits.seconds) as budget:
             trajectory.stop = await _converse(policy, prompt, tools, limits.turns, trajectory, watch)
     except TimeoutError:
+        if not budget.expired():  # a tool's own time limit is no stop of the run
+            raise
         trajectory.stop = "time"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from palestra import agent
-from palestra.collect import AnyTask
-from palestra.errors import ConfigError, nearest
+from palestra.collect import AnyTask, prepare
+from palestra.errors import ConfigError, cause, nearest
 from palestra.protocols import Policy
 from palestra.rollout import Rollout, describe
 from palestra.statistics import SUCCESS
@@ -28,6 +28,8 @@ class Verdict:
 
 def choose(tasks: Sequence[AnyTask], only: Sequence[str], sample: int | None, seed: int) -> list[AnyTask]:
     """The tasks to check: those named, or a sample that the seed decides, or all."""
+    if sample is not None and sample < 1:
+        raise ConfigError(f"--sample {sample}: give the number of tasks to check, 1 or more")
     by_id = {task.id: task for task in tasks}
     for name in only:
         if name not in by_id:
@@ -49,9 +51,12 @@ async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Ver
         verdicts.append(verdict)
         on_verdict(verdict)
 
-    async with asyncio.TaskGroup() as group:
-        for task in tasks:
-            group.create_task(one(task))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(one(task))
+    except BaseExceptionGroup as errors:
+        raise cause(errors) from None
     return {
         "tasks": len(verdicts),
         "gold": sum(v.gold is not None and v.gold >= SUCCESS for v in verdicts),
@@ -61,7 +66,7 @@ async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Ver
 
 
 async def _check(task: AnyTask, cache: Path) -> Verdict:
-    await task.prepare(cache)
+    await prepare(task, cache)
     gold, gold_problem = await _score(task, "gold")
     noop, noop_problem = await _score(task, "noop")
     problems = [problem for problem in (gold_problem, noop_problem) if problem]

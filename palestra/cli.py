@@ -14,7 +14,12 @@ OVERRIDES = "section.key=value: overrides a key of the config, such as training.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    for word in rest:  # argparse leaves overrides that stand behind an option
+        if word.startswith("-") or "=" not in word or not hasattr(options, "overrides"):
+            parser.error(f"unrecognized argument: {word}")
+        options.overrides.append(word)
     try:
         code: int = options.verb(options)
     except UsageError as error:

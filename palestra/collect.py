@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palestra import agent
-from palestra.errors import TaskError, UsageError
+from palestra.errors import TaskError, UsageError, cause
 from palestra.ledger import Key, Ledger, Phase
 from palestra.policy import TokenPolicy
 from palestra.protocols import Dispatcher, Policy, Renderer, Sampler, Sampling
@@ -45,7 +45,9 @@ class Collector:
         """So many attempts at each task, in the order in which they finish."""
         await self._prepare(tasks)
         # A failed training rollout is tried again; a failed evaluation stays what it was, since the weights have moved on.
-        known = self.ledger.finished(phase, step, failed=phase != "train")
+        recorded = self.ledger.finished(phase, step, failed=phase != "train")
+        wanted = [(task.id, index) for task in tasks for index in range(samples)]
+        known = {slot: recorded[slot] for slot in wanted if slot in recorded}
         open_policy = self.policies(sampling)
 
         def missing() -> Iterator[Rollout]:
@@ -92,15 +94,20 @@ class Collector:
         return open_policy
 
     async def _prepare(self, tasks: Sequence[AnyTask]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                if task.id not in self._prepared:
-                    self._prepared.add(task.id)
-                    group.create_task(_prepare(task, self.cache))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    if task.id not in self._prepared:
+                        self._prepared.add(task.id)
+                        group.create_task(prepare(task, self.cache))
+        except BaseExceptionGroup as errors:
+            raise cause(errors) from None
 
 
-async def _prepare(task: AnyTask, cache: Path) -> None:
+async def prepare(task: AnyTask, cache: Path) -> None:
+    """Prepare a task in a folder that exists. A task that cannot be prepared is the user's to mend."""
     try:
+        cache.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240  # quick
         await task.prepare(cache)
     except UsageError:
         raise

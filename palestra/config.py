@@ -153,6 +153,12 @@ class Training(Section):
     save_every: PositiveInt = 1
     keep_checkpoints: PositiveInt = 2
 
+    @pydantic.model_validator(mode="after")
+    def _can_learn(self) -> "Training":
+        if self.min_group > self.samples:
+            raise ValueError(f"min_group = {self.min_group} is more than samples = {self.samples}: every group would be dropped")
+        return self
+
 
 class Evaluation(Section):
     every: NonNegativeInt = 0
@@ -206,7 +212,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         _set(values, override)
     tasks = values.get("tasks")
     if isinstance(tasks, dict):
-        tasks["folder"] = str((path.parent / tasks.get("folder", "")).resolve())
+        folder = tasks.get("folder", "")
+        if isinstance(folder, str):  # anything else is refused below
+            tasks["folder"] = str((path.parent / folder).resolve())
     return parse(values, str(path))
 
 
@@ -250,6 +258,8 @@ def _complaint(error: pydantic.ValidationError) -> str:
             return f"the key {where!r} is missing"
         case "value_error":
             return f"{where}: {problem['ctx']['error']}"
+        case "union_tag_not_found":
+            return "the key 'backend.kind' is missing; write kind = \"torch\""
         case "union_tag_invalid":
             return f"backend.kind = {problem['ctx']['tag']!r} is unknown; known: {problem['ctx']['expected_tags']}"
         case _:

@@ -51,6 +51,12 @@ class InfrastructureError(PalestraError):
     """A sandbox, server or disk failed under a rollout. The rollout may be tried again, and never counts as reward 0."""
 
 
+def cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error of a task group, to raise in its place: the others were cancelled because of it."""
+    error = errors.exceptions[0]
+    return cause(error) if isinstance(error, BaseExceptionGroup) else error
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'steps'?``, or the known names when none is close."""
     names = sorted(known)

@@ -4,12 +4,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
+from statistics import fmean
 from typing import Any
 
 from palestra.collect import AnyTask, Collector
 from palestra.ledger import Phase
 from palestra.protocols import Sampling
-from palestra.statistics import Estimate, mean, pass_at
+from palestra.statistics import Estimate, pass_at
 from palestra.trajectory import Trajectory
 
 
@@ -62,7 +64,7 @@ def summarise(trajectories: Sequence[Trajectory], samples: int, seconds: float) 
         tasks=len(rewards),
         samples=samples,
         pass_at={k: pass_at(k, rewards) for k in powers},
-        reward=mean([r for attempts in rewards.values() for r in attempts]).value,
+        reward=fmean(t.reward for t in done if t.reward is not None) if done else nan,
         turns=sum(len(t.turns) for t in done) / max(1, len(done)),
         sampled_tokens=sum(t.sampled_tokens for t in done),
         stops=dict(Counter(str(t.stop) for t in done)),

@@ -25,7 +25,7 @@ class Reporter:
     """Reports to the console; `quiet` for use as a library."""
 
     def __init__(self, config: Config, run: RunFolder, quiet: bool = False) -> None:
-        self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True) if self._console.is_terminal else None
         self._sinks = _sinks(config, run)
         self._started = self._phase_started = self._last_line = time.monotonic()
@@ -105,7 +105,7 @@ class Reporter:
 
     def stopped(self, folder: Path, step: int) -> None:
         self._end()
-        self._console.print(f"stopped in step {step + 1}; everything is saved. Go on with: palestra train --resume {folder}")
+        self._console.print(f"stopped after {step} steps; everything is saved. Go on with: palestra train --resume {folder}")
 
     def finished(self, run: RunFolder, summary: Mapping[str, Any]) -> None:
         self._end()

@@ -45,14 +45,24 @@ class Rollout:
 
     async def advance(self, stage: Stage) -> None:
         """Run one stage. Raises only cancellation, and what the user has to mend."""
-        await self._guarded(stage, {"init": self._init, "run": self._run, "reward": self._reward}[stage])
+        await self._timed(stage, {"init": self._init, "run": self._run, "reward": self._reward}[stage])
 
     async def instead_of_run(self, what: Literal["gold", "noop"]) -> None:
         """In place of the run stage, without a model: apply the gold solution, or do nothing."""
-        await self._guarded("run", self._solve if what == "gold" else self._do_nothing)
+        await self._timed("run", self._solve if what == "gold" else self._do_nothing)
+
+    async def close(self) -> None:
+        """Close the runtime; what goes wrong in that is recorded too. Calling it again does no harm."""
+        await self._guarded("run", self._runtime.aclose)
+
+    async def _timed(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
+        started = time.monotonic()
+        try:
+            await self._guarded(stage, work)
+        finally:
+            self.trajectory.seconds[stage] = time.monotonic() - started
 
     async def _guarded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
-        started = time.monotonic()
         try:
             await work()
         except UsageError:
@@ -64,12 +74,6 @@ class Rollout:
         except Exception as error:  # noqa: BLE001  # the boundary of a rollout: a bug in a task or tool must not stop the others
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._fail(stage, "bug", f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
-        finally:
-            self.trajectory.seconds[stage] = time.monotonic() - started
-
-    async def close(self) -> None:
-        """Close the runtime. Calling it again does no harm."""
-        await self._runtime.aclose()
 
     async def _init(self) -> None:
         self._env = await self.task.setup(self._runtime)
@@ -108,8 +112,9 @@ class Rollout:
         self.trajectory.metrics = dict(score.metrics)
 
     def _fail(self, stage: Stage, kind: FailureKind, detail: str) -> None:
-        self.trajectory.failure = Failure(stage, kind, detail)
         self.trajectory.reward = None
+        if self.trajectory.failure is None:  # the first one tells why; a runtime that then will not close does not
+            self.trajectory.failure = Failure(stage, kind, detail)
 
 
 def describe(failure: Failure) -> str:

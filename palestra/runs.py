@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,14 @@ class RunFolder:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with _storing(self.path), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows so far, without one that a full disk cut short."""
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else ():
+            with suppress(ValueError):
+                rows.append(json.loads(line))
+        return rows
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         partial = self.summary.with_suffix(".part")

@@ -2,9 +2,10 @@
 
 import importlib
 import importlib.util
+import inspect
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +23,21 @@ def load(section: Tasks, key: str) -> list[AnyTask]:
     if name is None:
         raise ConfigError(f"the key 'tasks.{key}' is missing; write {key} = \"module:object\"")
     found = find_object(name, section.folder, f"tasks.{key}")
-    made = found(**section.arguments) if callable(found) else found
+    made = _call(found, section.arguments, name) if callable(found) else found
     try:
         tasks = list(made)
     except TypeError:
         raise TaskError(f"tasks.{key} = {name!r} gives {type(made).__name__}; it must give a sequence of tasks") from None
     _check(tasks, f"tasks.{key} = {name!r}")
     return tasks
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"tasks.arguments = {dict(arguments)!r} does not fit {name!r}: {error}") from None
+    return function(**arguments)
 
 
 def _check(tasks: Sequence[object], where: str) -> None:
@@ -61,7 +70,7 @@ def _import(name: str, folder: Path, where: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name != name.split(".")[0]:
+            if not f"{name}.".startswith(f"{error.name}."):  # the module is there, and lacks another
                 raise
             raise ConfigError(f"{where}: no module {name!r}, neither {path} nor an installed one") from None
     # Each recipe may call its module `task`: the folder keeps them apart.
@@ -84,12 +93,7 @@ def _import(name: str, folder: Path, where: str) -> ModuleType:
 
 
 def batch(tasks: Sequence[AnyTask], step: int, size: int, seed: int) -> list[AnyTask]:
-    """The tasks of one step: every epoch a new order, no task twice before all were taken once."""
-    orders: dict[int, list[AnyTask]] = {}
-    chosen = []
-    for place in range(step * size, (step + 1) * size):
-        epoch, within = divmod(place, len(tasks))
-        if epoch not in orders:
-            orders[epoch] = random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
-        chosen.append(orders[epoch][within])
-    return chosen
+    """The tasks of one step, all different. Every epoch has a new order; what no longer fills a step at its end is left out."""
+    epoch, place = divmod(step, len(tasks) // size)
+    order = random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
+    return order[place * size : (place + 1) * size]

@@ -36,10 +36,13 @@ async def train(
         raise ConfigError("the section [training] is missing; `palestra eval` needs none")
     tasks, heldout = taskset.load(config.tasks, "train"), _heldout(config)
     _refuse_overlap(tasks, heldout)
-    with Ledger.open(run.ledger) as ledger:
-        async with open_backend(config, training=True) as backend:
-            if backend.trainer is None:
-                raise ConfigError(f'backend.kind = {config.backend.kind!r} cannot train; use "torch"')
+    if config.training.groups > len(tasks):
+        raise ConfigError(f"training.groups = {config.training.groups} is more than the {len(tasks)} tasks of tasks.train")
+    # The ledger comes last: where the backend cannot be opened, no run has begun.
+    async with open_backend(config, training=True) as backend:
+        if backend.trainer is None:
+            raise ConfigError(f'backend.kind = {config.backend.kind!r} cannot train; use "torch"')
+        with Ledger.open(run.ledger) as ledger:
             collector = make_collector(config, backend, ledger, run)
             collector.stopping, collector.on_trajectory = stopping, reporter.trajectory
             return await _Training(
@@ -74,6 +77,10 @@ def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFold
     )
 
 
+class _Stopped(Exception):
+    """The run was asked to stop before what it was doing was complete."""
+
+
 @dataclass
 class _Training:
     config: Config
@@ -86,31 +93,40 @@ class _Training:
     tasks: Sequence[AnyTask]
     heldout: Sequence[AnyTask]
     uncommitted: list[StepRecord] = field(default_factory=list)
+    done: int = 0
+    """Steps that the weights at hand have behind them."""
     best: tuple[float, int] = (-1.0, -1)
+    """The highest held-out success, and after how many steps."""
 
     async def run(self) -> dict[str, Any]:
+        try:
+            return await self._train()
+        except _Stopped:
+            return await self._stop_early()
+
+    async def _train(self) -> dict[str, Any]:
         started = time.monotonic()
-        first = await self._restore()
-        if first == 0 and self.config.warm_start is not None:
-            await warm_start(self.config.warm_start, self.trainer, self.collector.renderer, self.reporter)
+        await self._restore()
+        if self.done == 0 and self.config.warm_start is not None:
+            heldout = {task.id for task in self.heldout}
+            await warm_start(self.config.warm_start, self.trainer, self.collector.renderer, self.reporter, heldout)
         base = await self._evaluate(0, greedy=self.config.evaluation.greedy)
         every = self.config.evaluation.every
-        for step in range(first, self.plan.steps):
+        for step in range(self.done, self.plan.steps):
             if every and step and step % every == 0:
                 await self._evaluate(step)
-            if not await self._step(step):
-                return await self._stop_early(step)
+            await self._step(step)
         final = await self._evaluate(self.plan.steps, greedy=self.config.evaluation.greedy)
         adapter = self.run_folder.path / "adapter"
         await self.trainer.export(adapter)
         return self._summarise(base, final, str(adapter), time.monotonic() - started)
 
-    async def _restore(self) -> int:
-        """Load the newest checkpoint that ledger and disk agree on. Returns the step to go on with."""
+    async def _restore(self) -> None:
+        """Load the newest checkpoint that ledger and disk agree on, and recall which policy was best."""
         checkpoint.sweep(self.run_folder.checkpoints)
         name = self.ledger.checkpoint()
         if name is None:
-            return 0
+            return
         folder = self.run_folder.checkpoints / name
         if not checkpoint.valid(folder):
             older = checkpoint.newest_valid(self.run_folder.checkpoints)
@@ -119,10 +135,13 @@ class _Training:
             folder = older
             self.ledger.rewind(folder.name)
         await self.trainer.load(folder)
-        return self.ledger.committed_step() + 1
+        self.done = self.ledger.committed_step() + 1
+        for row in self.run_folder.read_metrics():
+            if row.get("evaluation") == "sampled" and row["pass@1"]["value"] > self.best[0]:
+                self.best = (row["pass@1"]["value"], row["step"])
 
-    async def _step(self, step: int) -> bool:
-        """Collect, give credit, update, publish, save. False when the run was asked to stop before the step was complete."""
+    async def _step(self, step: int) -> None:
+        """Collect, give credit, update, publish, save."""
         self.reporter.begin_step(step, self.plan.steps, self.plan.groups * self.plan.samples)
         started = time.monotonic()
         batch = taskset.batch(self.tasks, step, self.plan.groups, self.config.run.seed)
@@ -135,7 +154,7 @@ class _Training:
                     credits.append(await self._learn_from(group))
         if len(groups) < len(batch):
             await self.trainer.discard()
-            return False
+            raise _Stopped
         if self.plan.shuffle_rewards:
             credits = [
                 await self._learn_from(group) for group in _shuffled(groups, random.Random(f"{self.config.run.seed}/{step}"))
@@ -153,11 +172,11 @@ class _Training:
             "rollout_seconds": collected - started,
         }
         self.uncommitted.append(_record(step, metrics, groups, credits))
+        self.done = step + 1
         if (step + 1) % self.plan.save_every == 0 or step + 1 == self.plan.steps:
             await self._save()
         self.run_folder.append_metrics({"step": step, **metrics})
         self.reporter.end_step(step, metrics)
-        return True
 
     async def _learn_from(self, group: Group) -> Credit:
         outcome = credit(
@@ -195,8 +214,10 @@ class _Training:
             self.reporter.begin_evaluation(step, len(self.heldout))
             likeliest = Sampling(temperature=0.0, max_tokens=sampling.max_tokens)
             results["greedy"] = await evaluate(self.collector, self.heldout, 1, step, likeliest, "greedy")
+        if self.collector.stopping():
+            raise _Stopped  # some attempts may be missing; those that are done count when the run goes on
         success = results["sampled"].success.value
-        if success > self.best[0]:
+        if success > self.best[0] and step == self.done:
             self.best = (success, step)
             await self.trainer.export(self.run_folder.path / "best")
         for name, result in results.items():
@@ -204,10 +225,10 @@ class _Training:
             self.reporter.end_evaluation(step, name, result)
         return results
 
-    async def _stop_early(self, step: int) -> dict[str, Any]:
+    async def _stop_early(self) -> dict[str, Any]:
         await self._save()
-        self.reporter.stopped(self.run_folder.path, step)
-        return {"stopped": True, "steps": step}
+        self.reporter.stopped(self.run_folder.path, self.done)
+        return {"stopped": True, "steps": self.done}
 
     def _summarise(self, base: dict[str, Result], final: dict[str, Result], adapter: str, seconds: float) -> dict[str, Any]:
         summary = {

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from palestra import agent, taskset
 from palestra.backends.opening import open_backend
-from palestra.collect import AnyTask
+from palestra.collect import AnyTask, prepare
 from palestra.config import Config, load
 from palestra.errors import ConfigError, nearest
 from palestra.ledger import Ledger
@@ -42,7 +42,7 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
     with tempfile.TemporaryDirectory() as folder, Ledger.open(Path(folder) / "ledger.sqlite") as ledger:
         async with open_backend(config, training=False) as backend:
             collector = make_collector(config, backend, ledger, RunFolder(Path(folder)))
-            await task.prepare(collector.cache)
+            await prepare(task, collector.cache)
             limits = agent.Limits(config.agent.turns, config.agent.seconds)
             policies = collector.policies(sampling_of(config))
             rollout = Rollout(task, 0, policies, limits, config.run.seed, lambda message: _show(console, message))

@@ -2,16 +2,19 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from palestra.config import Config, load
 
 if TYPE_CHECKING:
     from palestra.checking import Verdict
     from palestra.evaluation import Result
+
+T = TypeVar("T")
 
 
 def train(
@@ -29,18 +32,18 @@ def train(
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
     reporter = Reporter(resolved, run, quiet)
     with _draining() as stopping:
-        return asyncio.run(training.train(resolved, run, reporter, stopping))
+        return _run(training.train(resolved, run, reporter, stopping))
 
 
 def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) -> "Result":
-    """Evaluate on the held-out tasks. The trajectories are kept in a new folder `eval-N` of the run's folder."""
+    """Evaluate on the held-out tasks. The trajectories are kept in a new folder `eval.N` in the run's folder."""
     from palestra import training
     from palestra.report import Reporter
     from palestra.runs import RunFolder, free_name
 
     resolved = _load(config, overrides)
     run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
-    return asyncio.run(training.evaluate_only(resolved, run, Reporter(resolved, run, quiet)))
+    return _run(training.evaluate_only(resolved, run, Reporter(resolved, run, quiet)))
 
 
 def check(
@@ -56,11 +59,21 @@ def check(
     resolved = _load(config, overrides)
     tasks = [task for key in ("train", "heldout") if getattr(resolved.tasks, key) for task in taskset.load(resolved.tasks, key)]
     chosen = checking.choose(tasks, only, sample, resolved.run.seed)
-    return asyncio.run(checking.check(chosen, resolved.run.folder / "cache", on_verdict))
+    return _run(checking.check(chosen, resolved.run.folder / "cache", on_verdict))
 
 
 def _load(config: Config | str | Path, overrides: Sequence[str]) -> Config:
     return config if isinstance(config, Config) else load(Path(config), overrides)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; in a thread of its own where a loop is running already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
+from palestra.errors import cause
 from palestra.protocols import StagedRollout
 from palestra.rollout import STAGES
 from palestra.trajectory import Trajectory
@@ -23,8 +24,7 @@ class Bounded:
                 yield _until_none(finished)
                 feeder.cancel()
         except BaseExceptionGroup as errors:
-            # One cause is enough to know: the others were cancelled because of it.
-            raise _first(errors) from None
+            raise cause(errors) from None
 
     async def _feed(self, rollouts: Iterator[StagedRollout], finished: asyncio.Queue[Trajectory | None]) -> None:
         async with asyncio.TaskGroup() as slots:
@@ -48,8 +48,3 @@ async def _slot(rollouts: Iterator[StagedRollout], finished: asyncio.Queue[Traje
 async def _until_none(queue: asyncio.Queue[Trajectory | None]) -> AsyncIterator[Trajectory]:
     while (trajectory := await queue.get()) is not None:
         yield trajectory
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

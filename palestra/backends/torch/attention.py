@@ -55,7 +55,7 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention over one block of keys: output [batch, heads, rows, size], and log-sum-exp [batch, heads, rows] to merge by."""
-    if query.device.type == "cpu":
+    if _has_kernel(query):
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
@@ -65,6 +65,10 @@ def attend(
         scores = scores + mask
     lse = scores.logsumexp(-1)
     return ((scores - lse.unsqueeze(-1)).exp().to(value.dtype) @ value), lse
+
+
+def _has_kernel(query: Tensor) -> bool:
+    return query.device.type == "cpu"
 
 
 def attend_backward(

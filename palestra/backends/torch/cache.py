@@ -119,17 +119,19 @@ class Tail:
     length: int = 0
 
 
+def shelf_for(length: int) -> int:
+    """The capacity of the smallest shelf on which so many tokens fit."""
+    capacity = SMALLEST_SHELF
+    while capacity < length:
+        capacity *= GROWTH
+    return capacity
+
+
 class Cache:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.trunks: list[Trunk] = []
         self._shelves: dict[int, Shelf] = {}
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens' keys and values there is room for now."""
-        tails = sum(shelf.rows * shelf.capacity for shelf in self._shelves.values())
-        return tails + sum(trunk.tokens for trunk in self.trunks)
 
     def longest_trunk(self, tokens: Sequence[int], version: int) -> tuple[Trunk | None, int]:
         """The trunk that agrees with most of the first tokens, and on how many."""
@@ -172,9 +174,7 @@ class Cache:
         """A tail with room for `length` tokens: this one, or a copy of it on a larger shelf."""
         if tail is not None and length <= tail.shelf.capacity:
             return tail
-        capacity = SMALLEST_SHELF
-        while capacity < length:
-            capacity *= GROWTH
+        capacity = shelf_for(length)
         shelf = self._shelves.setdefault(capacity, Shelf(self.shape, capacity))
         moved = Tail(shelf, shelf.take())
         if tail is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palestra.backends.torch.cache import Cache, Path, Shape, Tail, agreement, length
+from palestra.backends.torch.cache import Cache, Path, Shape, Tail, agreement, length, shelf_for
 from palestra.backends.torch.draw import draw
 from palestra.backends.torch.pieces import Piece, PiecesPlan
 from palestra.errors import InfrastructureError
@@ -240,7 +240,10 @@ class TorchSampler:
         assert request is not None
         sequence.last_used = self._tick
         if sequence.path is not None:
-            if request.written or self._keep_prefix(sequence, request.tokens):
+            if request.written:
+                return True
+            if self._keep_prefix(sequence, request.tokens):
+                self._make_room(0)
                 return True
             self._forget(sequence)
         prompt = request.tokens[:-1]
@@ -249,7 +252,7 @@ class TorchSampler:
             agreed -= agreed % SHARE
         if trunk is not None and agreed and not trunk.ready:
             return False  # another sequence has this beginning computed: use it when it is there
-        if not self._make_room(len(prompt) - agreed + request.sampling.max_tokens):
+        if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens)):
             return False
         path = trunk.path_to(agreed) if trunk is not None else ()
         if len(prompt) - agreed >= SHARE and (not path or self._shared(prompt)):
@@ -278,7 +281,7 @@ class TorchSampler:
 
     def _make_room(self, tokens: int) -> bool:
         """Evict what nobody is using, oldest first, until so many tokens fit. False when those at work must end first."""
-        while self._cache.tokens + tokens > self._capacity.kv_tokens:
+        while self._committed() + tokens > self._capacity.kv_tokens:
             unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
             idle = [s for s in self._sequences.values() if s.request is None and s.path is not None]
             if unused is not None:
@@ -288,6 +291,18 @@ class TorchSampler:
             else:
                 return not any(s.path is not None for s in self._sequences.values())
         return True
+
+    def _committed(self) -> int:
+        """Tokens of trunks, and of the rows that tails have or will need before their present reply ends."""
+        rows = 0
+        for sequence in self._sequences.values():
+            if sequence.path is not None:
+                needed = len(sequence.held)
+                if sequence.request is not None:
+                    request = sequence.request
+                    needed = len(request.tokens) + request.sampling.max_tokens - len(request.written)
+                rows += shelf_for(needed - length(sequence.path))
+        return rows + sum(trunk.tokens for trunk in self._cache.trunks)
 
     def _forget(self, sequence: _Sequence) -> None:
         if sequence.tail is not None:

@@ -11,6 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from palestra.message import JSON, Message, to_json
+from palestra.protocols import Renderer
+from palestra.render import load
 from palestra.tool import Schema
 
 CORPUS = [
@@ -130,3 +132,9 @@ def weather() -> list[Schema]:
         return {"type": "function", "function": {"name": name, "description": f"Ask for <{name}>", "parameters": parameters}}
 
     return [tool("weather", "city"), tool("search", "query")]
+
+
+@pytest.fixture(scope="session")
+def renderer(make_folder: MakeFolder) -> Renderer:
+    """ChatML with Hermes calls, as for SmolLM2."""
+    return load(make_folder("smollm2"), "hermes")

