@@ -123,7 +123,7 @@ def test_imports_go_downwards(module: str) -> None:
         if imported.split(".")[0] != "palestra" or (lazy and module in MAY_IMPORT_LAZILY):
             continue
         inside_a_package = ORDER[own].endswith(".*") and _rank(imported) == own
-        assert _rank(imported) < own or inside_a_package, f"{module} imports {imported}, which stands above it"
+        assert _rank(imported) < own or inside_a_package, f"{module} imports {imported}, which stands later in ORDER"
 
 
 def test_every_entry_exists() -> None:

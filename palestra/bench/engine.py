@@ -46,7 +46,9 @@ def _generation(folder: Path, console: Console) -> dict[str, Any]:
     theirs = _measure_generate(folder, prompt)
     ours = asyncio.run(_measure_sampler(folder, prompt))
     for name, figures in (("transformers", theirs), ("palestra", ours)):
-        console.print(f"  {name}: {figures['total']:.1f} CPU-s, of which prefill {figures['prefill']:.2f} and decode {figures['decode']:.1f}")
+        console.print(
+            f"  {name}: {figures['total']:.1f} CPU-s, of which prefill {figures['prefill']:.2f} and decode {figures['decode']:.1f}"
+        )
     return {
         "generate_ratio": theirs["total"] / ours["total"],
         "decode_ratio": theirs["decode"] / ours["decode"],
@@ -112,7 +114,9 @@ def _against_trl(folder: Path, own: dict[str, Any], console: Console) -> dict[st
     peers = {}
     for weights in ("bfloat16", "autocast"):
         peers[weights] = _run_trl(folder, weights)
-        console.print(f"  TRL, {weights}: {peers[weights]['cpu_seconds']:.1f} CPU-s, {peers[weights]['sampled_tokens']} tokens sampled")
+        console.print(
+            f"  TRL, {weights}: {peers[weights]['cpu_seconds']:.1f} CPU-s, {peers[weights]['sampled_tokens']} tokens sampled"
+        )
     best = min(peers.values(), key=lambda peer: peer["cpu_seconds"] / peer["sampled_tokens"])
     # Episodes are sampled, so their lengths differ a little: compare the cost of equally many trained tokens.
     per_token = best["cpu_seconds"] / best["sampled_tokens"] / (own["cpu_seconds"] / own["sampled_tokens"])
@@ -128,6 +132,8 @@ def _run_trl(folder: Path, weights: str) -> dict[str, Any]:
         command += ["--weights", weights, "--max-tokens", "40", "--steps", "2", "--json", str(result)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_SECONDS, check=False)
         if done.returncode != 0:
-            raise UsageError(f"the TRL peer failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
+            raise UsageError(
+                f"the TRL peer failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
+            )
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return measured

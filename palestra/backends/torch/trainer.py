@@ -5,9 +5,9 @@ may be bfloat16. All torch work runs on one thread of its own, so that the event
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class TorchTrainer:
         self._device: torch.device = model.device
         self._masters = _masters(model)
         self._optimizer = torch.optim.AdamW(self._masters.values(), weight_decay=0.0, fused=self._device.type == "cuda")
-        self._reference: dict[str, Tensor] | None = None
+        self._reference: Any = None
         self._version = 0
         self._waiting: list[Sample] = []
         self._loss: Loss | None = None
@@ -99,11 +99,8 @@ class TorchTrainer:
         self._waiting = rest.samples
 
     def _backward(self, batch: Pass, loss: Loss) -> None:
-        reference = None
-        if loss.kl:
-            with self._as_reference(), torch.no_grad():
-                reference = self._chosen_logprobs(batch, self._temperature)
-        logprobs = self._chosen_logprobs(batch, self._temperature)
+        reference = self._reference_logprobs(batch) if loss.kl else None
+        logprobs = self._chosen_logprobs(self._model, batch, self._temperature)
         tokens = batch.tokens(self._device, reference)
         total, metrics = losses.policy_loss(logprobs, tokens, loss)
         total.backward()  # type: ignore[no-untyped-call]
@@ -119,17 +116,17 @@ class TorchTrainer:
         before = self._sums.get(name, 0.0)
         self._sums[name] = max(before, value) if name.endswith("_max") else before + value
 
-    def _chosen_logprobs(self, batch: Pass, temperature: float) -> Tensor:
+    def _chosen_logprobs(self, model: Any, batch: Pass, temperature: float) -> Tensor:
         """Logprobs of the batch's trained tokens, in the order of its samples."""
         tree = batch.tree
-        hidden = self._model.base_model(
+        hidden = model.base_model(
             input_ids=torch.tensor([tree.tokens], device=self._device),
             position_ids=torch.tensor([tree.positions], device=self._device),
             use_cache=False,
             plan=TreePlan(tree.nodes),
         ).last_hidden_state[0]
         rows, targets, places = (torch.tensor(x, device=self._device) for x in (batch.rows, batch.targets, batch.places))
-        head = self._model.get_output_embeddings().weight
+        head = model.get_output_embeddings().weight
         return head_logprobs(hidden[rows], head, targets, temperature)[places]
 
     def _step(self, learning_rate: float) -> Mapping[str, float]:
@@ -160,7 +157,7 @@ class TorchTrainer:
         everywhere = [Sample(s.tokens, [False] + [True] * (len(s.tokens) - 1), s.logprobs, s.versions, 0.0) for s in samples]
         with torch.no_grad():
             for batch in split_into_passes(everywhere, self._pack_tokens):
-                flat = iter(self._chosen_logprobs(batch, temperature).tolist())
+                flat = iter(self._chosen_logprobs(self._model, batch, temperature).tolist())
                 values.extend([0.0, *(next(flat) for _ in sample.tokens[1:])] for sample in batch.samples)
         return values
 
@@ -185,30 +182,24 @@ class TorchTrainer:
         self._version += 1
         self._sampler.replace_weights(weights, self._version)
 
-    @contextmanager
-    def _as_reference(self) -> Iterator[None]:
-        """For a while, be the model that training found."""
-        if self._adapter:
-            for _, layer in lora.adapters(self._model):
-                layer.detach_adapter()
-        else:
-            self._swap_with_reference()
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: Pass) -> Tensor:
+        """Those of the model that training found: of the base without its adapter, or of the copy that was kept."""
+        if not self._adapter:
+            if self._reference is None:
+                raise ValueError("a loss with kl > 0 needs keep_reference() before training")
+            return self._chosen_logprobs(self._reference, batch, self._temperature)
+        for _, layer in lora.adapters(self._model):
+            layer.detach_adapter()
         try:
-            yield
+            return self._chosen_logprobs(self._model, batch, self._temperature)
         finally:
             self._write_back()
-
-    def _swap_with_reference(self) -> None:
-        if self._reference is None:
-            raise ModelError("a KL with full fine-tuning needs the reference, which is kept only when loss.kl > 0 at the start")
-        with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
-                parameter.copy_(self._reference[name])
 
     def keep_reference(self) -> None:
         """Remember the present weights for the KL. An adapter needs nothing: its base is the reference."""
         if not self._adapter:
-            self._reference = {name: p.detach().clone() for name, p in self._model.named_parameters()}
+            self._reference = copy.deepcopy(self._model)
 
     # --- files -----------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,11 @@ def engine(tiny: Callable[[str], Path]) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def start(
-        kind: str = "llama", train: str = "lora", temperature: float = 1.0, kv_tokens: int = 100_000, dtype: torch.dtype = torch.float32
+        kind: str = "llama",
+        train: str = "lora",
+        temperature: float = 1.0,
+        kv_tokens: int = 100_000,
+        dtype: torch.dtype = torch.float32,
     ) -> AsyncIterator[tuple[TorchSampler, TorchTrainer]]:
         sampler = TorchSampler(load(tiny(kind), dtype), kv_tokens=kv_tokens, slots=64)
         learner = load(tiny(kind), dtype)

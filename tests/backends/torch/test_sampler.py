@@ -87,7 +87,9 @@ async def test_a_seed_gives_the_same_reply_alone_and_in_company(engine: Engine) 
     async with engine() as (sampler, _):
         alone = await converse(sampler, 7, prompt, 3, Sampling(1.0, 12))
         different = await converse(sampler, 8, prompt, 3, Sampling(1.0, 12))
-        others = [converse(sampler, i, random_tokens(random.Random(i), 25), 3, Sampling(1.0, 15), pause=True) for i in range(20, 26)]
+        others = [
+            converse(sampler, i, random_tokens(random.Random(i), 25), 3, Sampling(1.0, 15), pause=True) for i in range(20, 26)
+        ]
         together, *_ = await asyncio.gather(converse(sampler, 7, prompt, 3, Sampling(1.0, 12)), *others)
     assert alone.tokens == together.tokens
     assert alone.tokens != different.tokens
