@@ -1,5 +1,6 @@
 """One attempt at one task: init, run, reward. What goes wrong is recorded with its stage and kind, and everything is closed."""
 
+import asyncio
 import hashlib
 import time
 import traceback
@@ -53,7 +54,7 @@ class Rollout:
 
     async def close(self) -> None:
         """Close the runtime; what goes wrong in that is recorded too. Calling it again does no harm."""
-        await self._guarded("run", self._runtime.aclose)
+        await self._guarded("run", lambda: _close(self._runtime))
 
     async def _timed(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
         started = time.monotonic()
@@ -105,8 +106,11 @@ class Rollout:
         await self.close()
 
     async def _reward(self) -> None:
-        async with AsyncExitStack() as stack:
+        stack = AsyncExitStack()
+        try:
             value = await self.task.score(self._artifact, self.trajectory, stack)
+        finally:
+            await _close(stack)
         score = as_score(value, self.task.id)
         self.trajectory.reward = score.reward
         self.trajectory.metrics = dict(score.metrics)
@@ -115,6 +119,16 @@ class Rollout:
         self.trajectory.reward = None
         if self.trajectory.failure is None:  # the first one tells why; a runtime that then will not close does not
             self.trajectory.failure = Failure(stage, kind, detail)
+
+
+async def _close(stack: AsyncExitStack) -> None:
+    """Close what is on the stack. Who is cancelled meanwhile waits: half a closing could leave a sandbox running."""
+    closing = asyncio.create_task(stack.aclose())
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await asyncio.wait([closing])
+        raise
 
 
 def describe(failure: Failure) -> str:

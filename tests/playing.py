@@ -1,15 +1,17 @@
-"""What several tests play with: scripts of replies, and a task that keeps a diary of what happens to it."""
+"""What several tests play with: scripts of replies, a sampler that throws dice, and a task that keeps a diary."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from palestra.backends.scripted import Reply, Script
 from palestra.message import JSON, Message, ToolCall, assistant, user
+from palestra.protocols import Capacity, Renderer, Sampling
 from palestra.task import Task
 from palestra.tool import Finish
-from palestra.trajectory import Trajectory
+from palestra.trajectory import Completion, Trajectory
 
 
 def calling(*calls: tuple[str, dict[str, JSON]], text: str = "") -> Message:
@@ -94,3 +96,38 @@ class Probe(Task[str, JSON]):
 
     async def solve(self, env: str) -> JSON:
         return "right"
+
+
+@dataclass
+class Dice:
+    """A sampler that looks at the tea and then answers rightly or wrongly, as its seed has it."""
+
+    renderer: Renderer
+    seeds: list[int] = field(default_factory=list)
+    open: int = 0
+
+    @property
+    def capacity(self) -> Capacity | None:
+        return None
+
+    @asynccontextmanager
+    async def session(self, seed: int, expected_tokens: int) -> AsyncIterator["_Throw"]:
+        self.seeds.append(seed)
+        self.open += 1
+        yield _Throw(random.Random(seed), self.renderer)
+        self.open -= 1
+
+
+@dataclass
+class _Throw:
+    chance: random.Random
+    renderer: Renderer
+    turns: int = 0
+
+    async def sample(self, tokens: Sequence[int], sampling: Sampling) -> Completion:
+        self.turns += 1
+        for _ in range(self.chance.randrange(6)):  # so that they finish in another order than they began
+            await asyncio.sleep(0)
+        look, right, wrong = ("look", {"at": "tea"}), ("done", {"answer": "right"}), ("done", {"answer": "wrong"})
+        reply = self.renderer.reply(calling(look if self.turns == 1 else self.chance.choice([right, wrong])))
+        return Completion(reply, [-self.chance.random() for _ in reply], [0] * len(reply), "stop")

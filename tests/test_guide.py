@@ -1,4 +1,5 @@
-"""The guide's blocks run, in order, and print what the guide says; and its reference has every key of the config."""
+"""The guide's blocks run, in order, and print what the guide says; its reference has every key of the config; and the README
+quotes the recipe as it is."""
 
 import os
 import re
@@ -16,14 +17,14 @@ from pydantic.fields import FieldInfo
 
 from palestra import config
 
-GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
-SMALL = ("agent.turns=2", "agent.context=600", "sampling.max_tokens=12", "evaluation.tasks=2")
+SMALL = ("agent.turns=1", "sampling.max_tokens=4", "evaluation.tasks=1")
 TINY: dict[str, tuple[str, ...]] = {
     "palestra try": SMALL,
     "palestra eval": SMALL,
     "palestra train train.toml": (*SMALL, "training.steps=1", "training.groups=1", "training.samples=2"),
-    "palestra train --resume": (),
     "python look.py": (),
 }
 """What commands are run with here, so that they are quick. Numbers that such commands print need not be the guide's."""
@@ -164,3 +165,8 @@ def _choices(annotation: Any) -> list[str]:
     if isinstance(annotation, str):
         return [annotation]
     return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def test_the_readme_quotes_the_recipe() -> None:
+    [quoted] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert quoted in (ROOT / "recipes" / "quickstart" / "task.py").read_text(encoding="utf-8")

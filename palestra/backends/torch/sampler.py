@@ -15,6 +15,7 @@ from torch import Tensor
 
 from palestra.backends.torch.cache import Cache, Path, Shape, Tail, agreement, length, shelf_for
 from palestra.backends.torch.draw import draw
+from palestra.backends.torch.packed import pack, replace_weight
 from palestra.backends.torch.pieces import Piece, PiecesPlan
 from palestra.errors import InfrastructureError
 from palestra.protocols import Capacity, Sampling
@@ -53,6 +54,7 @@ class _Sequence:
 
 class TorchSampler:
     def __init__(self, model: Any, kv_tokens: int, slots: int) -> None:
+        pack(model)
         self._model = model
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
@@ -109,10 +111,9 @@ class TorchSampler:
     @torch.no_grad()
     def replace_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Between two decode steps, take new weights. What is under way goes on with the keys and values it has."""
-        own = dict(self._model.named_parameters())
         with self._weights:
             for name, tensor in weights.items():
-                own[name].copy_(tensor)
+                replace_weight(self._model, name, tensor)
             self._version = version
             self._cache.drop_unused(version)
 

@@ -1,4 +1,4 @@
-"""The trainer: gradients that do not depend on batching, files that go on as if nothing had happened, exports that others load."""
+"""The trainer: gradients that do not depend on batching, files that go on as if nothing had happened, exports others load."""
 
 import random
 from collections.abc import Callable, Sequence

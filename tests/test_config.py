@@ -1,0 +1,217 @@
+"""The config file: every key is known, and what is wrong is said in one line that names it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from palestra import config as configs
+from palestra.config import Config, Loss, Scripted, Torch, dump, load, parse
+from palestra.errors import ConfigError
+
+BASE: dict[str, Any] = {"run": {"folder": "runs/x"}, "tasks": {"heldout": "task:rows"}}
+TRAINING: dict[str, Any] = {"steps": 4, "groups": 2, "samples": 4, "learning_rate": 1e-4}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "train.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path, tomli_w.dumps(BASE | {"training": TRAINING}))
+
+
+def complaint(values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse(BASE | values)
+    text = str(error.value)
+    assert "\n" not in text
+    return text.removeprefix("config: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"agent": {"turn": 3}}, "unknown key 'agent.turn'; did you mean 'turns'?"),
+        ({"trainning": {}}, "unknown key 'trainning'; did you mean 'training'?"),
+        ({"zzz": 1}, "unknown key 'zzz'; known: agent, backend, dispatch, "),
+        ({"backend": {"kind": "torch", "lora": {"rnk": 8}}}, "unknown key 'backend.lora.rnk'; did you mean 'rank'?"),
+        ({"backend": {"kind": "torch", "dtpye": "x"}}, "unknown key 'backend.dtpye'; did you mean 'dtype'?"),
+        ({"agent": {"turns": "many"}}, "agent.turns = 'many': input should be a valid integer"),
+        ({"agent": {"turns": 0}}, "agent.turns = 0: input should be greater than 0"),
+        ({"agent": {"turns": 1.5}}, "agent.turns = 1.5: input should be a valid integer"),
+        ({"agent": 3}, "agent = 3: input should be a valid dictionary"),
+        ({"run": {}}, "the key 'run.folder' is missing"),
+        ({"tasks": {"train": "a:b"}}, "the key 'tasks.heldout' is missing"),
+        ({"tasks": {"heldout": "a:b", "folder": 3}}, "tasks.folder = 3: input is not a valid path"),
+        ({"sampling": {"temperature": -1}}, "sampling.temperature = -1: input should be greater than or equal to 0"),
+        ({"backend": {"kind": "torhc"}}, "backend.kind = 'torhc' is unknown; known: 'torch', 'scripted'"),
+        ({"backend": {"model": "x"}}, "the key 'backend.kind' is missing; write kind = \"torch\""),
+        ({"backend": {"kind": "scripted", "script": "a:b"}}, "the key 'backend.model' is missing"),
+        ({"backend": {"kind": "torch", "dtype": "int8"}}, "backend.dtype = 'int8': input should be 'bfloat16' or 'float32'"),
+        ({"loss": {"kind": "cispo", "dual_clip": 3.0}}, "loss: dual_clip goes with the kinds 'ppo' and 'gspo' only"),
+        ({"loss": {"kind": "cross_entropy", "truncate": 2.0}}, "loss: truncate does not go with the kind 'cross_entropy'"),
+        ({"loss": {"dual_clip": 1.0}}, "loss.dual_clip = 1.0: input should be greater than 1"),
+        ({"training": TRAINING | {"samples": 1}}, "training.samples = 1: input should be greater than or equal to 2"),
+        ({"training": TRAINING | {"min_group": 5}}, "training: min_group = 5 is more than samples = 4"),
+        (
+            {"training": TRAINING | {"masked_stops": ["tim"]}},
+            "training.masked_stops.0 = 'tim': input should be 'finish', 'answer'",
+        ),
+        ({"training": {"steps": 4}}, "the key 'training.groups' is missing"),
+        ({"warm_start": {"data": "x"}}, "the key 'warm_start.steps' is missing"),
+        ({"evaluation": {"samples": 0}}, "evaluation.samples = 0: input should be greater than 0"),
+        ({"dispatch": {"kind": "magic"}}, "dispatch.kind = 'magic': input should be 'bounded'"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(values: dict[str, Any], text: str) -> None:
+    assert complaint(values).startswith(text)
+
+
+def test_the_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "[run]\nfolder = 'x'\nsead = 1\n[tasks]\nheldout = 'a:b'\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value) == f"{path}: unknown key 'run.sead'; did you mean 'seed'?"
+
+
+def test_a_missing_file_a_folder_and_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^no config file .*none\.toml; give the path of a \.toml file$"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r" is a folder; give the \.toml file in it$"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\.toml: not valid TOML: .*line 2"):
+        load(write(tmp_path, "[run]\nfolder = \n"))
+    (tmp_path / "train.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"train\.toml: not valid TOML"):
+        load(tmp_path / "train.toml")
+    with pytest.raises(ConfigError, match="Not a directory"):
+        load(tmp_path / "train.toml" / "x.toml")
+
+
+def test_a_folder_of_the_wrong_type_in_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.folder = 3: input is not a valid path"):
+        load(write(tmp_path, "[run]\nfolder = 'x'\n[tasks]\nheldout = 'a:b'\nfolder = 3\n"))
+
+
+# Overrides
+
+
+def test_overrides_are_toml_values_or_bare_words(path: Path) -> None:
+    config = load(
+        path,
+        [
+            "training.steps=8",
+            "run.folder=runs/other run",
+            'tasks.heldout="task:other"',
+            "evaluation.greedy=false",
+            "training.masked_stops=['time', 'context']",
+            "backend.kind=torch",
+            "backend.lora.rank=4",
+            "tasks.arguments.path=a=b",
+            "sampling.temperature = 0.5",
+        ],
+    )
+    assert config.training is not None
+    assert (config.training.steps, config.training.masked_stops) == (8, {"time", "context"})
+    assert (config.run.folder, config.tasks.heldout, config.evaluation.greedy) == (Path("runs/other run"), "task:other", False)
+    assert isinstance(config.backend, Torch)
+    assert config.backend.lora.rank == 4
+    assert config.tasks.arguments == {"path": "a=b"}
+    assert config.sampling.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("steps=8", "override 'steps=8': write section.key=value, such as training.steps=8"),
+        ("training.steps", "override 'training.steps': write section.key=value"),
+        ("training.=8", "override 'training.=8': write section.key=value"),
+        ("run.folder.x=1", "override 'run.folder.x=1': 'folder' is a value, not a section"),
+        ("training.steps=many", "training.steps = 'many': input should be a valid integer"),
+        ("training.stesp=8", "unknown key 'training.stesp'; did you mean 'steps'?"),
+    ],
+)
+def test_a_bad_override_is_named(path: Path, override: str, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(path, [override])
+    assert text in str(error.value)
+
+
+# Paths and round trips
+
+
+def test_the_tasks_folder_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe").mkdir()
+    write(tmp_path / "recipe", tomli_w.dumps(BASE))
+    monkeypatch.chdir(tmp_path)
+    assert load(Path("recipe/train.toml")).tasks.folder == tmp_path / "recipe"
+    assert load(Path("recipe/train.toml"), ["tasks.folder=.."]).tasks.folder == tmp_path
+    assert load(Path("recipe/train.toml")).run.folder == Path("runs/x")
+
+
+FULL: dict[str, Any] = {
+    "run": {"folder": "runs/ü", "seed": -3},
+    "tasks": {
+        "train": "task:a",
+        "heldout": "task:b",
+        "folder": "/some/where",
+        "arguments": {"n": 3, "names": ["a", "b"], "x": 0.5},
+    },
+    "agent": {"turns": 3, "context": 99, "seconds": 1.5},
+    "sampling": {"temperature": 0.7, "max_tokens": 5},
+    "backend": {"kind": "torch", "model": "m", "adapter": "a/b", "lora": {"rank": 2, "alpha": 1.0}, "threads": 2},
+    "loss": {"kind": "ppo", "dual_clip": 3.0, "truncate": 2.0, "kl": 0.1},
+    "training": TRAINING | {"masked_stops": ["time", "turns"], "shuffle_rewards": True, "estimator": "rloo"},
+    "warm_start": {"data": "x.jsonl", "steps": 3},
+    "evaluation": {"every": 2, "tasks": 5, "samples": 4, "greedy": False},
+    "dispatch": {"slots": 3},
+    "report": {"tensorboard": True, "wandb": "project"},
+}
+SCRIPTED = BASE | {"backend": {"kind": "scripted", "script": "task:play", "model": "folder", "thinking": "keep"}}
+
+
+@pytest.mark.parametrize("values", [BASE, FULL, SCRIPTED], ids=["least", "full", "scripted"])
+def test_what_is_dumped_loads_as_it_was(tmp_path: Path, values: dict[str, Any]) -> None:
+    config = load(write(tmp_path, tomli_w.dumps(values)))
+    again = load(write(tmp_path, dump(config)))
+    assert again == config
+    assert dump(again) == dump(config)
+
+
+def test_every_key_of_the_full_example_differs_from_its_default() -> None:
+    """So that the round trip above would notice a key that is lost."""
+    config, least = parse(FULL), parse(BASE)
+    for name in Config.model_fields:
+        assert getattr(config, name) != getattr(least, name), name
+
+
+def test_a_config_is_frozen() -> None:
+    config = parse(BASE)
+    with pytest.raises(ValueError, match="frozen"):
+        config.run.seed = 4  # type: ignore[misc]
+
+
+def test_the_backend_is_told_by_its_kind() -> None:
+    assert isinstance(parse(BASE).backend, Torch)
+    assert isinstance(parse(SCRIPTED).backend, Scripted)
+
+
+def test_nan_is_refused_where_a_bound_is_given() -> None:
+    with pytest.raises(ConfigError, match=r"training\.learning_rate = nan"):
+        parse(BASE | {"training": TRAINING | {"learning_rate": float("nan")}})
+
+
+def test_defaults_of_the_loss_are_valid() -> None:
+    assert parse(BASE).loss == Loss()
+
+
+def test_the_shipped_recipes_load() -> None:
+    recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.toml"))
+    assert recipes
+    for recipe in recipes:
+        assert configs.load(recipe).tasks.folder == recipe.parent

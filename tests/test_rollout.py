@@ -1,0 +1,265 @@
+"""One attempt: what goes wrong is recorded with its stage and kind, and the runtime is always closed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from playing import Diary, Probe, calling, play
+
+from palestra.agent import Limits
+from palestra.backends.scripted import Reply, ScriptedSession
+from palestra.errors import InfrastructureError, TaskError, ToolDefinitionError, ToolError
+from palestra.message import JSON
+from palestra.policy import TokenPolicy
+from palestra.protocols import Policy, Renderer, Sampling
+from palestra.rollout import STAGES, OpenPolicy, Rollout, describe, seed_of
+from palestra.task import Score
+from palestra.tool import Finish
+from palestra.trajectory import Failure, Trajectory
+
+RIGHT = (calling(("look", {"at": "tea"})), calling(("done", {"answer": "right"})))
+
+
+def policies(renderer: Renderer, diary: Diary, *replies: Reply) -> OpenPolicy:
+    @asynccontextmanager
+    async def open_policy(seed: int) -> AsyncIterator[Policy]:
+        diary.opened("session")
+        try:
+            yield TokenPolicy(ScriptedSession(play(*replies), renderer), renderer, Sampling(), 100_000)
+        finally:
+            await diary.close("session")
+
+    return open_policy
+
+
+def make(renderer: Renderer, task: Probe, *replies: Reply) -> Rollout:
+    return Rollout(task, 3, policies(renderer, task.diary, *(replies or RIGHT)), Limits(8, 60.0), 7)
+
+
+async def advance(rollout: Rollout) -> Trajectory:
+    try:
+        for stage in STAGES:
+            await rollout.advance(stage)
+            if rollout.trajectory.failure is not None:
+                break
+    finally:
+        await rollout.close()
+    return rollout.trajectory
+
+
+async def test_all_three_stages(renderer: Renderer) -> None:
+    task = Probe("a")
+    trajectory = await advance(make(renderer, task))
+    assert (trajectory.task_id, trajectory.index) == ("a", 3)
+    assert (trajectory.stop, trajectory.answer, trajectory.artifact, trajectory.reward) == ("finish", "right", "right", 1.0)
+    assert trajectory.failure is None
+    assert list(trajectory.seconds) == list(STAGES)
+    assert task.diary.events == [
+        *("open runtime", "setup", "open session", "prompt", "look", "close session"),
+        *("harvest", "closing", "close runtime"),  # the runtime is gone before the grading
+        *("open grader", "score", "close grader"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "stage"),
+    [
+        ("setup", "init"),
+        ("prompt", "run"),
+        ("look", "run"),
+        ("harvest", "run"),
+        ("closing", "run"),
+        ("score", "reward"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("error", "kind", "detail"),
+    [
+        (RuntimeError("it broke"), "bug", "RuntimeError: it broke (_reach, line "),
+        (InfrastructureError("no sandbox"), "infrastructure", "no sandbox"),
+        (TimeoutError("too slow"), "timeout", "too slow"),
+        (TimeoutError(), "timeout", "a time limit passed"),
+    ],
+)
+async def test_a_failure_has_its_stage_and_kind(
+    renderer: Renderer, where: str, stage: str, error: Exception, kind: str, detail: str
+) -> None:
+    task = Probe("a", breaks={where: error})
+    trajectory = await advance(make(renderer, task))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.stage, trajectory.failure.kind) == (stage, kind)
+    assert trajectory.failure.detail.startswith(detail)
+    assert trajectory.reward is None
+    assert task.diary.open == 0
+    assert stage in trajectory.seconds
+    assert describe(trajectory.failure).startswith(f"{stage} failed ({kind}): ")
+
+
+@pytest.mark.parametrize("where", ["setup", "prompt", "look", "harvest", "score"])
+@pytest.mark.parametrize("error", [TaskError("mend it"), ToolDefinitionError("mend it")])
+async def test_what_the_user_has_to_mend_is_raised(renderer: Renderer, where: str, error: Exception) -> None:
+    task = Probe("a", breaks={where: error})
+    with pytest.raises(type(error), match="mend it"):
+        await advance(make(renderer, task))
+    assert task.diary.open == 0
+
+
+async def test_a_score_that_is_no_number_is_the_users_to_mend(renderer: Renderer) -> None:
+    class Odd(Probe):
+        async def score(self, artifact: object, trajectory: Trajectory, stack: object) -> float:  # type: ignore[override]
+            return "1"  # type: ignore[return-value]
+
+    with pytest.raises(TaskError, match=r"task 'a': score\(\) returned '1'"):
+        await advance(make(renderer, Odd("a")))
+
+
+async def test_a_tool_error_is_no_failure(renderer: Renderer) -> None:
+    trajectory = await advance(make(renderer, Probe("a", breaks={"look": ToolError("look elsewhere")})))
+    assert (trajectory.failure, trajectory.reward) == (None, 1.0)
+    assert trajectory.turns[0].results[0].content == "Error: look elsewhere"
+
+
+async def test_a_stop_without_an_answer_is_graded_and_no_failure(renderer: Renderer) -> None:
+    rollout = Rollout(Probe("a"), 0, policies(renderer, Diary(), *RIGHT), Limits(1, 60.0), 0)
+    trajectory = await advance(rollout)
+    assert (trajectory.stop, trajectory.answer, trajectory.reward, trajectory.failure) == ("turns", None, 0.0, None)
+
+
+async def test_the_first_failure_is_kept_when_closing_fails_too(renderer: Renderer) -> None:
+    breaks = {"look": InfrastructureError("the sandbox died"), "closing": RuntimeError("so it cannot be closed")}
+    task = Probe("a", breaks=breaks)
+    trajectory = await advance(make(renderer, task))
+    assert trajectory.failure == Failure("run", "infrastructure", "the sandbox died")
+    assert task.diary.open == 0
+
+
+async def test_a_session_that_cannot_be_opened_is_a_failure_of_the_run(renderer: Renderer) -> None:
+    @asynccontextmanager
+    async def broken(seed: int) -> AsyncIterator[Policy]:
+        raise InfrastructureError("the server is gone")
+        yield
+
+    task = Probe("a")
+    trajectory = await advance(Rollout(task, 0, broken, Limits(3, 60.0), 0))
+    assert trajectory.failure == Failure("run", "infrastructure", "the server is gone")
+    assert task.diary.open == 0
+
+
+@pytest.mark.parametrize("where", ["setup", "look", "score"])
+async def test_a_cancelled_rollout_is_closed(renderer: Renderer, where: str) -> None:
+    reached = asyncio.Event()
+
+    async def hang(*_: object) -> object:
+        reached.set()
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def look(at: str) -> str:
+        """Look."""
+        await hang()
+        return at
+
+    class Hanging(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            env = await super().setup(stack)
+            return await hang() if where == "setup" else env
+
+        def tools(self, env: str) -> list[Callable[..., object]]:
+            return [look, done] if where == "look" else list(super().tools(env))
+
+        async def score(self, artifact, trajectory, stack):  # type: ignore[no-untyped-def]
+            await super().score(artifact, trajectory, stack)
+            return await hang()
+
+    def done(answer: str) -> Finish:
+        """Hand in."""
+        return Finish(answer)
+
+    task = Hanging("a")
+    rollout = make(renderer, task)
+    running = asyncio.create_task(advance(rollout))
+    await reached.wait()
+    assert task.diary.open > 0
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert task.diary.open == 0
+    assert rollout.trajectory.failure is None, "to be cancelled is nobody's failure"
+
+
+@pytest.mark.parametrize("where", ["runtime", "grader"])
+async def test_who_is_cancelled_while_closing_waits_for_it(renderer: Renderer, where: str) -> None:
+    closing, closed = asyncio.Event(), []
+
+    async def close() -> None:
+        closing.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        closed.append(where)
+
+    class Slow(Probe):
+        async def setup(self, stack: AsyncExitStack) -> str:
+            if where == "runtime":
+                stack.push_async_callback(close)
+            return "env"
+
+        async def score(self, artifact: JSON, trajectory: Trajectory, stack: AsyncExitStack) -> float:
+            stack.push_async_callback(close)
+            return 1.0
+
+    running = asyncio.create_task(advance(make(renderer, Slow("a"))))
+    await closing.wait()
+    assert closed == []
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert closed == [where]
+
+
+async def test_closing_twice_does_no_harm(renderer: Renderer) -> None:
+    task = Probe("a")
+    rollout = make(renderer, task)
+    await rollout.advance("init")
+    await rollout.close()
+    await rollout.close()
+    assert task.diary.events.count("close runtime") == 1
+
+
+async def test_the_gold_solution_and_doing_nothing(renderer: Renderer) -> None:
+    for what, reward in (("gold", 1.0), ("noop", 0.0)):
+        task = Probe("a")
+        rollout = make(renderer, task)
+        await rollout.advance("init")
+        await rollout.instead_of_run(what)  # type: ignore[arg-type]
+        await rollout.advance("reward")
+        assert (rollout.trajectory.failure, rollout.trajectory.reward, task.diary.open) == (None, reward, 0)
+        assert rollout.trajectory.segments == []
+
+
+async def test_metrics_of_a_score_are_kept(renderer: Renderer) -> None:
+    class Measured(Probe):
+        async def score(self, artifact: object, trajectory: Trajectory, stack: object) -> Score:  # type: ignore[override]
+            return Score(0.5, {"tests": 3.0})
+
+    trajectory = await advance(make(renderer, Measured("a")))
+    assert (trajectory.reward, trajectory.metrics) == (0.5, {"tests": 3.0})
+
+
+def test_seeds_follow_from_what_a_rollout_is() -> None:
+    assert seed_of(0, "train", 1, "a", 2) == seed_of(0, "train", 1, "a", 2)
+    names = [
+        (0, "train", 1, "a", 2),
+        (1, "train", 1, "a", 2),
+        (0, "eval", 1, "a", 2),
+        (0, "train", 1, "a", 3),
+        (0, "train", 11, "a", 2),
+    ]
+    assert len({seed_of(*name) for name in names}) == len(names)
+    assert seed_of("ab", "c") != seed_of("a", "bc")
+    assert all(0 <= seed_of(name) < 2**63 for name in ("", "a", "\ud800", "é" * 999))
+
+
+def test_seeds_are_the_same_in_every_process() -> None:
+    """A run that goes on tomorrow draws what it would have drawn today, so a change of this figure is a change of behaviour."""
+    assert seed_of(0, "train", 0, "problem-0001", 0) == 5387570855165821754
