@@ -42,11 +42,11 @@ async def write(folder_parent: Path, name: str, fill: Callable[[Path], Awaitable
             files[file.relative_to(partial).as_posix()] = await asyncio.to_thread(_seal, file)
         return _publish(partial, folder_parent / name, files)
     except BaseException as error:
-        disk = _is_disk_error(error, folder_parent)  # before the space is free again
+        reason = _disk_error(error, folder_parent)  # before the space is free again
         shutil.rmtree(partial, ignore_errors=True)
-        if disk:
+        if reason is not None:
             place = folder_parent / name
-            raise StorageError(f"cannot write checkpoint {place}: {error}; the earlier checkpoints are untouched") from error
+            raise StorageError(f"cannot write checkpoint {place}: {reason}; nothing recorded before is lost") from error
         raise
 
 
@@ -162,10 +162,13 @@ def _hashes_match(folder: Path, manifest: Manifest) -> bool:
         return False
 
 
-def _is_disk_error(error: BaseException, folder: Path) -> bool:
+def _disk_error(error: BaseException, folder: Path) -> str | None:
+    """What the disk has to do with it, or None."""
     if isinstance(error, ConnectionError | TimeoutError):  # of a remote trainer, though Python counts them as OSError
-        return False
-    if isinstance(error, OSError) or "No space left" in str(error):  # safetensors has only the text
-        return True
+        return None
+    if "No space left" in str(error):  # safetensors has only the text
+        return "the disk is full"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
     # torch.save reports a full disk as a RuntimeError about a file position.
-    return isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < 2**16
+    return "the disk is full" if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < 2**16 else None

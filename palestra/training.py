@@ -217,7 +217,7 @@ class _Training:
         if self.collector.stopping():
             raise _Stopped  # some attempts may be missing; those that are done count when the run goes on
         success = results["sampled"].success.value
-        if success > self.best[0] and step == self.done:
+        if success > self.best[0]:
             self.best = (success, step)
             await self.trainer.export(self.run_folder.path / "best")
         for name, result in results.items():

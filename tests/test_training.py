@@ -1,271 +1,258 @@
-"""The training loop with a trainer that only takes notes: what it does in which order, how it stops, and how it goes on."""
+"""Whole runs on a tiny model: what is recorded, what survives kill -9 and Ctrl-C, and what bad input says."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playing import Dice, Probe
 
-from palestra import training
-from palestra.backends.opening import Opened
-from palestra.config import Config, Loss, parse
-from palestra.errors import ConfigError, PalestraError
 from palestra.ledger import Ledger
-from palestra.protocols import Renderer
-from palestra.report import Reporter
-from palestra.runs import RunFolder
-from palestra.trajectory import Sample
+
+pytest.importorskip("torch")
+STEPS, GROUPS, SAMPLES = 4, 2, 3
+
+TASK = '''
+from dataclasses import dataclass
+from palestra import Finish, Task, user
+
+def finish(answer: str) -> Finish:
+    """Hand in the answer."""
+    return Finish(answer)
+
+@dataclass(frozen=True)
+class Luck(Task):
+    """A random model's luck: whether its reply has an even number of letters."""
+
+    def prompt(self, env):
+        return [user(f"task {self.id}: say something")]
+
+    def tools(self, env):
+        return [finish]
+
+    async def score(self, artifact, trajectory, stack):
+        return float(len(str(artifact)) % 2 == 0) if trajectory.turns else 0.0
+
+    async def solve(self, env):
+        return "ok"
+
+train = [Luck(f"train-{i}") for i in range(5)]
+heldout = [Luck(f"heldout-{i}") for i in range(3)]
+'''
+
+CONFIG = f"""
+[run]
+folder = "FOLDER/run"
+[tasks]
+train = "task:train"
+heldout = "task:heldout"
+[agent]
+turns = 2
+context = 1500
+[sampling]
+max_tokens = 12
+[backend]
+kind = "torch"
+model = "MODEL"
+dtype = "float32"
+lora = {{ rank = 2, alpha = 4 }}
+[training]
+steps = {STEPS}
+groups = {GROUPS}
+samples = {SAMPLES}
+learning_rate = 1e-2
+[evaluation]
+every = 2
+greedy = false
+"""
 
 
-@dataclass
-class Notes:
-    """A trainer whose weights are the number of its updates."""
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a ChatML tokenizer, as a folder."""
+    import tokenizers
+    import torch
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    updates: int = 0
-    version: int = 0
-    pending: list[Sample] = field(default_factory=list)
-    trained: list[list[Sample]] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    discarded: int = 0
-    exported: dict[str, list[int]] = field(default_factory=dict)
-    dies_in: int | None = None
-    """The update that it does not survive."""
-
-    async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
-        self.pending += samples
-
-    async def step(self, learning_rate: float) -> dict[str, float]:
-        if self.updates == self.dies_in:
-            raise KeyboardInterrupt
-        self.updates += 1
-        self.rates.append(learning_rate)
-        self.trained.append(self.pending)
-        self.pending = []
-        return {"loss": 0.5}
-
-    async def discard(self) -> None:
-        self.discarded += 1
-        self.pending = []
-
-    async def publish(self) -> int:
-        self.version = self.updates
-        return self.version
-
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
-        raise NotImplementedError
-
-    async def save(self, folder: Path) -> None:
-        (folder / "updates").write_text(str(self.updates))
-
-    async def load(self, folder: Path) -> None:
-        self.updates = self.version = int((folder / "updates").read_text())
-
-    async def export(self, folder: Path) -> None:
-        self.exported.setdefault(folder.name, []).append(self.updates)
-
-
-TRAIN = [Probe(f"train-{number}") for number in range(5)]
-HELDOUT = [Probe(f"held-{number}") for number in range(4)]
-
-
-EVERYTHING = 4 * 4 * 2 + 3 * 2 * 4
-"""The rollouts of a run: four evaluations and three steps."""
-
-
-@dataclass
-class Hall:
-    """A run with its trainer and sampler. `train` may be called again, with another trainer: a run that goes on."""
-
-    folder: Path
-    renderer: Renderer
-    settings: dict[str, Any] = field(default_factory=dict)
-    trainer: Notes = field(default_factory=Notes)
-    sampled: int = 0
-
-    @property
-    def config(self) -> Config:
-        plan = {"steps": 3, "groups": 2, "samples": 4, "learning_rate": 0.1} | self.settings.get("training", {})
-        evaluation = {"samples": 2, "every": 1, "greedy": False} | self.settings.get("evaluation", {})
-        tasks = {"train": "playing:TRAIN", "heldout": "playing:HELDOUT"} | self.settings.get("tasks", {})
-        return parse({"run": {"folder": str(self.folder)}, "tasks": tasks, "training": plan, "evaluation": evaluation})
-
-    @property
-    def run(self) -> RunFolder:
-        return RunFolder(self.folder)
-
-    async def train(self, stopping: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        reporter = Reporter(self.config, self.run, quiet=True)
-        return await training.train(self.config, self.run, reporter, stopping)
-
-    @asynccontextmanager
-    async def open_backend(self, config: Config, training: bool) -> AsyncIterator[Opened]:
-        sampler = Dice(self.renderer)
-        try:
-            yield Opened(sampler, self.renderer, self.trainer)
-        finally:
-            self.sampled += len(sampler.seeds)
-
-    def ledger(self) -> Ledger:
-        return Ledger.open(self.run.ledger, read_only=True)
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["say something"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=2048, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
-def hall(tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
-    made = Hall(tmp_path / "run", renderer)
-    RunFolder.create(made.folder, made.config)
-    monkeypatch.setattr(training, "open_backend", made.open_backend)
-    monkeypatch.setattr("playing.TRAIN", TRAIN, raising=False)
-    monkeypatch.setattr("playing.HELDOUT", HELDOUT, raising=False)
-    yield made
-    if made.run.ledger.exists():
-        with made.ledger() as ledger:
-            assert ledger.verify() == []
+def config(tmp_path: Path, model: Path) -> Path:
+    (tmp_path / "task.py").write_text(TASK)
+    path = tmp_path / "train.toml"
+    path.write_text(CONFIG.replace("FOLDER", str(tmp_path)).replace("MODEL", str(model)))
+    return path
 
 
-def evaluations(hall: Hall) -> dict[int, float]:
-    return {row["step"]: row["pass@1"]["value"] for row in hall.run.read_metrics() if row.get("evaluation") == "sampled"}
+def palestra(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "palestra", *map(str, arguments)]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-async def test_a_run_from_beginning_to_end(hall: Hall) -> None:
-    summary = await hall.train()
-    assert (summary["steps"], hall.trainer.version, hall.trainer.discarded) == (3, 3, 0)
-    assert hall.sampled == EVERYTHING
-    assert all(samples for samples in hall.trainer.trained)
-    assert sorted(evaluations(hall)) == [0, 1, 2, 3]
-    assert (summary["base"], summary["final"]) == (evaluations(hall)[0], evaluations(hall)[3])
-    assert hall.trainer.exported["adapter"] == [3]
-    assert json.loads(hall.run.summary.read_text()) == json.loads(json.dumps(summary))
-    assert hall.run.curve.stat().st_size > 1000
-    with hall.ledger() as ledger:
-        assert ledger.committed_step() == 2
-        assert set(ledger.counts()["train"]) <= {"consumed", "filtered"}
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
 
 
-async def test_the_best_policy_is_the_one_exported(hall: Hall) -> None:
-    summary = await hall.train()
-    found = evaluations(hall)
-    best = max(found, key=lambda step: (found[step], -step))
-    assert (summary["best"]["success"], summary["best"]["step"]) == (found[best], best)
-    assert hall.trainer.exported["best"][-1] == best, "the weights at hand after that many updates"
+def read(run: Path) -> dict[Any, tuple[str, Any]]:
+    with Ledger.open(run / "ledger.sqlite", read_only=True) as ledger:
+        assert ledger.verify() == []
+        return {row.key: (row.state, row.trajectory) for row in ledger.trajectories()}
 
 
-async def test_a_run_that_goes_on_keeps_the_best_policy_of_before(hall: Hall) -> None:
-    hall.trainer.dies_in = 2
-    with pytest.raises(KeyboardInterrupt):
-        await hall.train()
-    found = evaluations(hall)
-    before = max(found, key=lambda step: (found[step], -step))
-    hall.trainer = Notes()
-    summary = await hall.train()
-    found = evaluations(hall)
-    best = max(found, key=lambda step: (found[step], -step))
-    assert (summary["best"]["success"], summary["best"]["step"]) == (found[best], best)
-    assert hall.trainer.exported.get("best", []) == ([best] if best > before else []), "never weights under another's name"
+def assert_complete(run: Path) -> None:
+    rows = read(run)
+    trained = [key for key, (state, _) in rows.items() if key.phase == "train" and state in ("consumed", "filtered")]
+    assert len(trained) == len(set(trained)) == STEPS * GROUPS * SAMPLES
+    assert {state for state, _ in rows.values()} <= {"consumed", "filtered", "evaluated"}
+    with Ledger.open(run / "ledger.sqlite", read_only=True) as ledger:
+        assert list(ledger.steps()) == list(range(STEPS))
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"base", "final", "steps", "seconds", "adapter"} <= summary.keys()
+    assert (Path(summary["adapter"]) / "adapter_model.safetensors").is_file()
+    assert (run / "curve.png").stat().st_size > 1000
 
 
-async def test_a_run_that_was_killed_goes_on_as_if_nothing_had_happened(hall: Hall) -> None:
-    hall.trainer.dies_in = 1
-    with pytest.raises(KeyboardInterrupt):
-        await hall.train()
-    with hall.ledger() as ledger:
-        assert ledger.committed_step() == 0
-        known = len(ledger.finished("train", 1))
-    assert known == 8, "what the dead step had sampled"
-    hall.trainer = Notes()
-    summary = await hall.train()
-    assert summary["steps"] == 3
-    assert hall.trainer.updates == 3
-    assert len(hall.trainer.trained) == 2, "the first step is in the checkpoint, and not trained again"
-    assert hall.sampled == EVERYTHING, "nothing was sampled twice"
+def test_a_run_records_everything_and_ends_with_its_summary(config: Path) -> None:
+    code, out, err = finish(palestra("train", config))
+    assert code == 0, err
+    run = config.parent / "run"
+    assert_complete(run)
+    assert json.loads(out.strip().splitlines()[-1]).keys() == {"base", "final", "steps", "seconds", "adapter"}
+    trajectory = next(t for key, (_, t) in read(run).items() if key.phase == "train")
+    assert trajectory.messages[0].text.startswith("task train-")
+    assert sum(trajectory.segments[0].mask) == trajectory.sampled_tokens > 0
+    assert {"init", "run", "reward"} <= trajectory.seconds.keys()
+    again, _, complaint = finish(palestra("train", config))
+    assert again == 2
+    assert "holds a run already" in complaint
+    assert complaint.count("\n") == 1
 
 
-def ask_to_stop(hall: Hall, updates: int) -> Callable[[], bool]:
-    """True from when a few rollouts have begun after so many updates."""
-    asked = 0
-
-    def stopping() -> bool:
-        nonlocal asked
-        asked += hall.trainer.updates == updates
-        return asked > 3
-
-    return stopping
-
-
-async def test_a_stop_in_a_step_saves_and_goes_on_later(hall: Hall) -> None:
-    hall.settings = {"evaluation": {"every": 0, "greedy": False}, "training": {"save_every": 3}}
-    summary = await hall.train(ask_to_stop(hall, updates=1))
-    assert summary == {"stopped": True, "steps": 1}
-    assert (hall.trainer.discarded, hall.run.summary.exists()) == (1, False)
-    with hall.ledger() as ledger:
-        assert ledger.committed_step() == 0, "the step that was complete is saved, whatever save_every says"
-        assert 0 < len(ledger.finished("train", 1)) < 8
-    hall.trainer = Notes()
-    assert (await hall.train())["steps"] == 3
-    assert hall.trainer.updates == 3
-    assert hall.sampled == 2 * 4 * 2 + 3 * 2 * 4
-
-
-@pytest.mark.parametrize("after", [0, 3])
-async def test_a_stop_in_an_evaluation_reports_no_half_of_it(hall: Hall, after: int) -> None:
-    hall.settings = {"evaluation": {"every": 0, "greedy": True}}
-    summary = await hall.train(ask_to_stop(hall, updates=after))
-    assert summary == {"stopped": True, "steps": after}
-    assert after not in evaluations(hall)
-    assert not hall.run.summary.exists()
-    summary = await hall.train()
-    assert summary["evaluations"]["final"]["sampled"]["stops"] == {"finish": 8}
-    assert summary["evaluations"]["base"]["greedy"]["stops"] == {"finish": 4}
-    assert hall.trainer.updates == 3
+def test_kill_9_loses_nothing_and_trains_nothing_twice(config: Path) -> None:
+    run = config.parent / "run"
+    chance = random.Random(0)
+    process = palestra("train", config)
+    seen: dict[Any, Any] = {}
+    kills = 0
+    while True:
+        rows_wanted = len(seen) + chance.randrange(1, 9)
+        if not wait_for_rows(process, run, rows_wanted):
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+        rows = read(run)
+        for key, trajectory in seen.items():
+            assert rows[key][1] == trajectory, f"{key} was lost or sampled again"
+        seen = {key: trajectory for key, (_, trajectory) in rows.items()}
+        process = palestra("train", "--resume", run)
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert kills >= 2
+    assert_complete(run)
+    rows = read(run)
+    for key, trajectory in seen.items():
+        assert rows[key][1] == trajectory, f"{key} was lost or sampled again"
 
 
-async def test_more_steps_than_an_epoch_holds(hall: Hall) -> None:
-    """Five tasks, two to a step: no step may straddle two epochs and take a task twice."""
-    hall.settings = {"training": {"steps": 12}, "evaluation": {"every": 0}}
-    summary = await hall.train()
-    assert summary["steps"] == 12
-    with hall.ledger() as ledger:
-        for step in range(12):
-            rows = [row.key for row in ledger.trajectories(phase="train", step=step)]
-            assert len({key.task_id for key in rows}) == 2
-            assert len(rows) == 8
+def wait_for_rows(process: subprocess.Popen[str], run: Path, count: int) -> bool:
+    """Wait until so many trajectories are recorded. False when the run came to its end first."""
+    path = run / "ledger.sqlite"
+    while process.poll() is None:
+        if path.exists():
+            try:
+                with Ledger.open(path, read_only=True) as ledger:
+                    if sum(sum(states.values()) for states in ledger.counts().values()) >= count:
+                        return True
+            except Exception:  # noqa: BLE001  # the ledger is just being made
+                pass
+        time.sleep(0.005)
+    return False
 
 
-async def test_more_groups_than_tasks_are_refused_before_anything_begins(hall: Hall) -> None:
-    hall.settings = {"training": {"groups": 6}}
-    with pytest.raises(ConfigError, match=r"training\.groups = 6 is more than the 5 tasks of tasks\.train"):
-        await hall.train()
-    assert not hall.run.ledger.exists()
+def test_ctrl_c_drains_and_saves_and_the_run_goes_on(config: Path) -> None:
+    run = config.parent / "run"
+    process = palestra("train", config)
+    assert wait_for_rows(process, run, 5)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, err
+    assert "--resume" in out
+    before = read(run)
+    code, _, err = finish(palestra("train", "--resume", run))
+    assert code == 0, err
+    assert_complete(run)
+    after = read(run)
+    assert all(after[key][1] == trajectory for key, (_, trajectory) in before.items())
 
 
-async def test_a_step_in_which_everything_fails_ends_the_run(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [Probe(f"bad-{number}", breaks={"look": RuntimeError("a bug")}) for number in range(5)]
-    monkeypatch.setattr("playing.TRAIN", broken)
-    with pytest.raises(
-        PalestraError, match=r"every rollout of step 0 failed; the first: run failed \(bug\): RuntimeError: a bug"
-    ):
-        await hall.train()
-    assert hall.trainer.updates == 0
+def test_a_control_with_shuffled_rewards_runs(config: Path) -> None:
+    code, _, err = finish(palestra("train", config, "training.shuffle_rewards=true", "training.steps=1"))
+    assert code == 0, err
 
 
-async def test_the_learning_rate_warms_up(hall: Hall) -> None:
-    hall.settings = {"training": {"warmup_steps": 2}, "evaluation": {"every": 0}}
-    await hall.train()
-    assert hall.trainer.rates == pytest.approx([0.05, 0.1, 0.1])
+@pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="a full disk is made with a small tmpfs, which needs root")
+def test_a_full_disk_says_so_in_one_line_and_the_run_goes_on_afterwards(config: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], check=False, capture_output=True).returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    try:
+        run = disk / "run"
+        code, _, complaint = finish(palestra("train", config, f"run.folder={run}"))
+        assert code == 2, complaint
+        assert complaint.count("\n") == 1
+        assert "nothing recorded" in complaint
+        before = read(run)
+        subprocess.run(["mount", "-o", "remount,size=60m", disk], check=True)
+        code, _, err = finish(palestra("train", "--resume", run))
+        assert code == 0, err
+        assert_complete(run)
+        after = read(run)
+        assert all(after[key][1] == trajectory for key, (_, trajectory) in before.items())
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)
 
 
-async def test_shuffled_rewards_are_the_steps_own_dealt_out_anew(hall: Hall) -> None:
-    hall.settings = {"evaluation": {"every": 0}}
-    await hall.train()
-    plain = [row["reward"] for row in hall.run.read_metrics() if "evaluation" not in row]
-    other = Hall(hall.folder.with_name("shuffled"), hall.renderer, {"training": {"shuffle_rewards": True}} | hall.settings)
-    RunFolder.create(other.folder, other.config)
-    training.open_backend = other.open_backend  # type: ignore[assignment]  # the fixture puts it back
-    await other.train()
-    assert [row["reward"] for row in other.run.read_metrics() if "evaluation" not in row] == plain
-    assert [[s.advantage for s in step] for step in other.trainer.trained] != [
-        [s.advantage for s in step] for step in hall.trainer.trained
-    ]
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("-> Finish:", "-> Finish:"), None),
+        (('def finish(answer: str)', 'def finish(answer)'), "has no type hint; write e.g. `answer: str`"),
+        (("return float(", "return str("), "must return a finite number"),
+        (("    async def score", "    def score"), "must be asynchronous"),
+    ],
+)
+def test_a_wrong_task_is_told_in_one_line(config: Path, change: tuple[str, str], expected: str | None) -> None:
+    task = config.parent / "task.py"
+    task.write_text(task.read_text().replace(*change))
+    code, _, err = finish(palestra("train", config, "training.steps=1"))
+    if expected is None:
+        assert code == 0, err
+    else:
+        assert code == 2
+        assert expected in err
+        assert err.count("\n") == 1

@@ -27,7 +27,7 @@ class PackedLinear(nn.Module):
 
 def pack(model: Any) -> None:
     """Pack every linear layer where that helps: on CPU in bfloat16, with oneDNN. Elsewhere the model stays as it is."""
-    if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():
+    if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):

@@ -137,7 +137,7 @@ async def test_published_weights_are_what_the_sampler_samples_from(engine: Engin
     prompt = random_tokens(random.Random(0), 30)
     async with engine(train=train, dtype=dtype) as (sampler, trainer):
         await trainer.accumulate(random_samples(1), REWARD)
-        await trainer.step(1e-2)
+        await trainer.step(0.1)  # far enough that one weight left behind would show
         await trainer.publish()
         async with sampler.session(0, 100) as session:
             completion = await session.sample(prompt, Sampling(1.0, 20))
