@@ -51,6 +51,7 @@ ORDER = (
     "palestra.backends.torch.cache",
     "palestra.backends.torch.pieces",
     "palestra.backends.torch.draw",
+    "palestra.backends.torch.packed",
     "palestra.backends.torch.sampler",
     "palestra.backends.torch.tree",
     "palestra.backends.torch.head",
@@ -73,6 +74,7 @@ ORDER = (
     "palestra.verbs",
     "palestra.bench.*",
     "palestra.cli",
+    "palestra.__main__",
     "palestra",
 )
 

@@ -91,7 +91,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = LlamaConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=2048, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
@@ -214,7 +220,9 @@ def test_a_control_with_shuffled_rewards_runs(config: Path) -> None:
     assert code == 0, err
 
 
-@pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="a full disk is made with a small tmpfs, which needs root")
+@pytest.mark.skipif(
+    shutil.which("mount") is None or os.geteuid() != 0, reason="a full disk is made with a small tmpfs, which needs root"
+)
 def test_a_full_disk_says_so_in_one_line_and_the_run_goes_on_afterwards(config: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -241,7 +249,7 @@ def test_a_full_disk_says_so_in_one_line_and_the_run_goes_on_afterwards(config: 
     ("change", "expected"),
     [
         (("-> Finish:", "-> Finish:"), None),
-        (('def finish(answer: str)', 'def finish(answer)'), "has no type hint; write e.g. `answer: str`"),
+        (("def finish(answer: str)", "def finish(answer)"), "has no type hint; write e.g. `answer: str`"),
         (("return float(", "return str("), "must return a finite number"),
         (("    async def score", "    def score"), "must be asynchronous"),
     ],

@@ -46,9 +46,8 @@ def _generation(folder: Path, console: Console) -> dict[str, Any]:
     theirs = _measure_generate(folder, prompt)
     ours = asyncio.run(_measure_sampler(folder, prompt))
     for name, figures in (("transformers", theirs), ("palestra", ours)):
-        console.print(
-            f"  {name}: {figures['total']:.1f} CPU-s, of which prefill {figures['prefill']:.2f} and decode {figures['decode']:.1f}"
-        )
+        parts = f"prefill {figures['prefill']:.2f}, decode {figures['decode']:.2f}"
+        console.print(f"  {name}: {figures['total']:.1f} CPU-s ({parts})")
     return {
         "generate_ratio": theirs["total"] / ours["total"],
         "decode_ratio": theirs["decode"] / ours["decode"],
