@@ -15,6 +15,17 @@ from palestra.advantage import Estimator, SegmentWeight
 from palestra.errors import ConfigError, nearest
 from palestra.trajectory import Stop
 
+Located = Annotated[Path, pydantic.AfterValidator(lambda path: path.expanduser().resolve())]
+"""A path that stays the same when the run goes on from another folder."""
+
+
+def _locate_model(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else name
+
+
+Model = Annotated[str, pydantic.AfterValidator(_locate_model)]
+
 
 class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -60,7 +71,7 @@ class Torch(Section):
     """The embedded backend."""
 
     kind: Literal["torch"] = "torch"
-    model: str = "smollm2-135m-instruct"
+    model: Model = "smollm2-135m-instruct"
     """A folder, a hub name, or `smollm2-135m-instruct`, which comes from a Python package."""
     renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
     thinking: Literal["keep", "off"] = "off"
@@ -71,7 +82,7 @@ class Torch(Section):
     train: Literal["lora", "full"] = "lora"
     """Train an adapter, or all weights."""
     lora: Lora = Lora()
-    adapter: Path | None = None
+    adapter: Located | None = None
     """A PEFT adapter to start from, with the rank given above."""
     kv_tokens: PositiveInt = 131_072
     """Tokens whose keys and values the sampler may keep."""
@@ -87,7 +98,7 @@ class Scripted(Section):
     kind: Literal["scripted"]
     script: str
     """A function from all said so far (as text) to the next reply, as `module:object`."""
-    model: str
+    model: Model
     """The folder with the tokenizer that turns the text into tokens."""
     renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
     thinking: Literal["keep", "off"] = "off"
@@ -124,7 +135,7 @@ class Loss(Section):
 class WarmStart(Section):
     """Supervised steps before RL."""
 
-    data: Path
+    data: Located
     """A JSONL file with `messages` (and `tools`) on each line, or the ledger of another run."""
     min_reward: float = 1.0
     """From a ledger: only trajectories with at least this reward."""

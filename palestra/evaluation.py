@@ -9,8 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from palestra.collect import AnyTask, Collector
+from palestra.errors import PalestraError
 from palestra.ledger import Phase
 from palestra.protocols import Sampling
+from palestra.rollout import describe
 from palestra.statistics import Estimate, pass_at
 from palestra.trajectory import Trajectory
 
@@ -45,6 +47,9 @@ async def evaluate(
     started = time.monotonic()
     async with collector.trajectories(tasks, samples, phase, step, sampling) as stream:
         trajectories = [trajectory async for trajectory in stream]
+    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+    if failures and len(failures) == len(trajectories):
+        raise PalestraError(f"every rollout of the evaluation failed; the first: {describe(failures[0])}")
     return summarise(trajectories, samples, time.monotonic() - started)
 
 
@@ -59,11 +64,11 @@ def summarise(trajectories: Sequence[Trajectory], samples: int, seconds: float) 
             rewards[trajectory.task_id].append(trajectory.reward)
             done.append(trajectory)
     fewest = min((len(attempts) for attempts in rewards.values()), default=0)
-    powers = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= fewest] or [1]
+    chosen = sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k <= fewest} | {max(1, fewest)})
     return Result(
         tasks=len(rewards),
         samples=samples,
-        pass_at={k: pass_at(k, rewards) for k in powers},
+        pass_at={k: pass_at(k, rewards) for k in chosen},
         reward=fmean(t.reward for t in done if t.reward is not None) if done else nan,
         turns=sum(len(t.turns) for t in done) / max(1, len(done)),
         sampled_tokens=sum(t.sampled_tokens for t in done),

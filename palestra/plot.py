@@ -1,17 +1,17 @@
 """The learning curve of a run as a picture."""
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
-def learning_curve(metrics: Path, picture: Path) -> None:
+def learning_curve(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     """Training reward of each step, and held-out success with its intervals, from the run's metrics."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     steps = {row["step"]: row["reward"] for row in rows if "evaluation" not in row}
     axes.plot([step + 1 for step in steps], list(steps.values()), color="#9aa5b1", label="training reward")

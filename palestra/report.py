@@ -22,7 +22,7 @@ HEARTBEAT = 10.0
 
 
 class Reporter:
-    """Reports to the console; `quiet` for use as a library."""
+    """Reports to the console; `quiet` for use as a library. Close it at the end, come what may."""
 
     def __init__(self, config: Config, run: RunFolder, quiet: bool = False) -> None:
         self._console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
@@ -109,8 +109,12 @@ class Reporter:
 
     def finished(self, run: RunFolder, summary: Mapping[str, Any]) -> None:
         self._end()
-        learning_curve(run.metrics, run.curve)
+        learning_curve(run.read_metrics(), run.curve)
         self._console.print(f"learning curve: {run.curve}")
+
+    def close(self) -> None:
+        """Give the terminal back, and let the sinks write what they hold."""
+        self._end()
         for sink in self._sinks:
             sink.close()
 

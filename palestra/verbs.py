@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,8 +30,7 @@ def train(
     else:
         resolved = _load(config, overrides)
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
-    reporter = Reporter(resolved, run, quiet)
-    with _draining() as stopping:
+    with closing(Reporter(resolved, run, quiet)) as reporter, _draining() as stopping:
         return _run(training.train(resolved, run, reporter, stopping))
 
 
@@ -43,7 +42,8 @@ def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) 
 
     resolved = _load(config, overrides)
     run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
-    return _run(training.evaluate_only(resolved, run, Reporter(resolved, run, quiet)))
+    with closing(Reporter(resolved, run, quiet)) as reporter:
+        return _run(training.evaluate_only(resolved, run, reporter))
 
 
 def check(

@@ -113,9 +113,9 @@ def test_failures_are_counted_apart_and_never_as_reward_0() -> None:
     assert result.stops == {"finish": 2}
 
 
-def test_pass_at_k_for_powers_of_two_that_every_task_allows() -> None:
+def test_pass_at_powers_of_two_and_at_as_many_as_every_task_has() -> None:
     five = [ended(task, index, float(index == 0)) for task in "ab" for index in range(5)]
-    assert list(summarise(five, 5, 0.0).pass_at) == [1, 2, 4]
+    assert list(summarise(five, 5, 0.0).pass_at) == [1, 2, 4, 5]
     assert list(summarise([*five[:-3], failed("b", 2)], 5, 0.0).pass_at) == [1, 2]
     assert summarise(five, 5, 0.0).to_json()["pass@4"]["value"] == pytest.approx(0.8)
 

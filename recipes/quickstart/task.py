@@ -30,14 +30,14 @@ def calculator(expression: str) -> str:
         expression: such as 12 + 7
     """
     try:
-        return str(_value(ast.parse(expression, mode="eval").body))
+        return str(_value(ast.parse(expression.strip(), mode="eval").body))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ToolError(f"cannot compute {expression[:60]!r}; write an expression such as 12 + 7") from None
 
 
 def _value(node: ast.expr) -> int:
     match node:
-        case ast.Constant(value=int(number)) if abs(number) < 10**9:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool) and abs(number) < 10**9:
             return number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
