@@ -44,7 +44,8 @@ class Task(Generic[Env, Artifact]):
         """Once per task, before its first rollout: snapshots, indices, data."""
 
     async def setup(self, stack: AsyncExitStack) -> Env:
-        """Open what one rollout needs. What is entered on the stack is closed, come what may."""
+        """Open what one rollout needs. What is entered on the stack is closed, come what may, and in whole even when the
+        rollout is cancelled meanwhile; for that it may be closed by another asyncio task than the one that opened it."""
         return None  # type: ignore[return-value]  # a task without an environment
 
     def prompt(self, env: Env) -> Sequence[Message]:

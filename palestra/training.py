@@ -4,6 +4,7 @@ A step is durable when its checkpoint is written and the ledger has committed it
 from there: what was sampled since is in the ledger, and is trained on once.
 """
 
+import asyncio
 import dataclasses
 import random
 import time
@@ -17,9 +18,9 @@ from palestra.advantage import Credit, credit
 from palestra.backends.opening import Opened, open_backend
 from palestra.collect import AnyTask, Collector
 from palestra.config import Config, Training
-from palestra.errors import ConfigError, PalestraError, StorageError
+from palestra.errors import ConfigError, PalestraError, StorageError, cause
 from palestra.evaluation import Result, evaluate
-from palestra.ledger import Key, Ledger, StepRecord
+from palestra.ledger import Key, Ledger, Phase, StepRecord
 from palestra.protocols import Sampling, Trainer
 from palestra.report import Reporter
 from palestra.rollout import describe
@@ -205,15 +206,21 @@ class _Training:
 
     async def _evaluate(self, step: int, greedy: bool = False) -> dict[str, Result]:
         """Evaluate after so many steps, and keep the best policy's weights."""
-        settings = self.config.evaluation
-        results = {}
-        sampling = sampling_of(self.config)
-        self.reporter.begin_evaluation(step, len(self.heldout) * settings.samples)
-        results["sampled"] = await evaluate(self.collector, self.heldout, settings.samples, step, sampling)
+        settings, sampling = self.config.evaluation, sampling_of(self.config)
+        kinds: dict[str, tuple[int, Sampling, Phase]] = {"sampled": (settings.samples, sampling, "eval")}
         if greedy:
-            self.reporter.begin_evaluation(step, len(self.heldout))
-            likeliest = Sampling(temperature=0.0, max_tokens=sampling.max_tokens)
-            results["greedy"] = await evaluate(self.collector, self.heldout, 1, step, likeliest, "greedy")
+            kinds["greedy"] = (1, dataclasses.replace(sampling, temperature=0.0), "greedy")
+        self.reporter.begin_evaluation(step, len(self.heldout) * sum(samples for samples, _, _ in kinds.values()))
+        # Side by side: what one leaves of the sampler towards its end, the other one uses.
+        try:
+            async with asyncio.TaskGroup() as both:
+                running = {
+                    name: both.create_task(evaluate(self.collector, self.heldout, samples, step, how, phase))
+                    for name, (samples, how, phase) in kinds.items()
+                }
+        except BaseExceptionGroup as errors:
+            raise cause(errors) from None
+        results = {name: task.result() for name, task in running.items()}
         if self.collector.stopping():
             raise _Stopped  # some attempts may be missing; those that are done count when the run goes on
         success = results["sampled"].success.value

@@ -128,7 +128,7 @@ def _run_trl(folder: Path, weights: str) -> dict[str, Any]:
         tasks, result = Path(scratch) / "tasks.json", Path(scratch) / "result.json"
         write_trl_tasks(tasks)
         command = [sys.executable, "-m", "palestra.bench.trl_peer", "--model", str(folder), "--tasks", str(tasks)]
-        command += ["--weights", weights, "--max-tokens", "40", "--steps", "2", "--json", str(result)]
+        command += ["--weights", weights, "--max-tokens", "40", "--steps", "1", "--json", str(result)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_SECONDS, check=False)
         if done.returncode != 0:
             raise UsageError(
