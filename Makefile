@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 
 # See palestra/backends/torch/__init__.py: spinning threads bring a busy machine to a halt.
 export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 10000
 
 .PHONY: setup demo test bench clean
 

@@ -127,7 +127,6 @@ def _convert(source: Path, target: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the reader of GGUF files draws a bar of its own
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = quantised.config
     if hasattr(config, "quantization_config"):
