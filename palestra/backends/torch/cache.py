@@ -154,11 +154,12 @@ class Cache:
             path[-1].trunk.users += 1
 
     def let_go(self, path: Path, version: int) -> None:
-        """Stop using a path. A trunk that nobody uses stays for newcomers, unless it is of an older policy version."""
+        """Stop using a path. A trunk that nobody uses stays for newcomers, unless it is of an older policy version, or was not
+        yet computed: then nobody would go on with it."""
         if path:
             trunk = path[-1].trunk
             trunk.users -= 1
-            if trunk.users == 0 and trunk.version != version:
+            if trunk.users == 0 and (trunk.version != version or not trunk.ready):
                 self.drop(trunk, version)
 
     def drop(self, trunk: Trunk, version: int) -> None:

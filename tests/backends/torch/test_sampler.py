@@ -149,6 +149,28 @@ async def test_a_cancelled_request_leaves_the_others_alone(engine: Engine) -> No
         assert sampler.sampled_tokens < 3000
 
 
+async def test_who_waits_for_a_shared_prompt_goes_on_when_its_first_user_leaves(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("palestra.backends.torch.sampler.PREFILL_TOKENS", 4)
+    prompt = random_tokens(random.Random(0), 3000)
+    async with engine() as (sampler, _):
+        async with sampler.session(0, 100) as session:
+            first = asyncio.create_task(session.sample(prompt, Sampling(1.0, 5)))
+            while not sampler.prefilled_tokens:  # noqa: ASYNC110  # the engine's thread counts, and has no event to wait for
+                await asyncio.sleep(0.001)
+            async with sampler.session(1, 100) as other:
+                second = asyncio.create_task(other.sample(prompt, Sampling(1.0, 5)))
+                await asyncio.sleep(0.02)
+                first.cancel()
+                assert sampler.prefilled_tokens < 2900, "the prompt was to be cut short in the middle"
+        async with sampler.session(2, 100) as late:
+            monkeypatch.setattr("palestra.backends.torch.sampler.PREFILL_TOKENS", 1024)
+            completion = await asyncio.wait_for(late.sample(prompt, Sampling(1.0, 5)), 30)
+        assert len(completion.tokens) == 5
+        second.cancel()
+
+
 async def test_stop_tokens_and_limits_end_a_reply(engine: Engine) -> None:
     prompt = random_tokens(random.Random(0), 30)
     everything = frozenset(range(VOCABULARY))
