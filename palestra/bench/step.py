@@ -15,13 +15,9 @@ from palestra.collect import AnyTask
 from palestra.config import Config, Training, load
 from palestra.errors import UsageError
 from palestra.ledger import Ledger
-from palestra.protocols import Trainer
 from palestra.runs import RunFolder
 from palestra.tool import Toolbox
 from palestra.training import make_collector, sampling_of
-
-STEPS = 2
-"""The first step warms everything up; the last one counts."""
 
 
 def measure_own_step() -> dict[str, Any]:
@@ -47,35 +43,26 @@ async def _measure(config: Config) -> dict[str, Any]:
         async with open_backend(config, training=True) as backend:
             assert backend.trainer is not None
             collector = make_collector(config, backend, ledger, RunFolder(Path(folder)))
-            figures: dict[str, Any] = {}
-            for step in range(STEPS):
-                started, sampled = time.process_time(), 0.0
-                async with collector.groups(tasks, plan.samples, step, sampling_of(config)) as stream:
-                    groups = [group async for group in stream]
-                collected = time.process_time()
-                for group in groups:
-                    # Groups without spread are trained too, on advantages of zero: the peer does not leave them out.
-                    samples = credit(group, plan.estimator, keep_flat=True).samples
-                    sampled += sum(sum(sample.mask) for sample in samples)
-                    await backend.trainer.accumulate(samples, config.loss)
-                computed = await _update(backend.trainer)
-                ended = time.process_time()
-                figures = {
-                    "cpu_seconds": ended - started,
-                    "generation_cpu_seconds": collected - started,
-                    "training_cpu_seconds": ended - collected,
-                    "sampled_tokens": int(sampled),
-                    "computed_tokens": int(computed),
-                    "turns": sum(len(t.turns) for g in groups for t in g.trajectories) / (plan.groups * plan.samples),
-                }
-            return figures
-
-
-async def _update(trainer: Trainer) -> float:
-    """Weights stay what they are (learning rate 0), so that every step samples from the same policy as the peer."""
-    metrics = await trainer.step(0.0)
-    await trainer.publish()
-    return metrics["computed_tokens"]
+            started, sampled = time.process_time(), 0.0
+            async with collector.groups(tasks, plan.samples, 0, sampling_of(config)) as stream:
+                groups = [group async for group in stream]
+            collected = time.process_time()
+            for group in groups:
+                # Groups without spread are trained too, on advantages of zero: the peer does not leave them out.
+                samples = credit(group, plan.estimator, keep_flat=True).samples
+                sampled += sum(sum(sample.mask) for sample in samples)
+                await backend.trainer.accumulate(samples, config.loss)
+            metrics = await backend.trainer.step(plan.learning_rate)
+            await backend.trainer.publish()
+            ended = time.process_time()
+    return {
+        "cpu_seconds": ended - started,
+        "generation_cpu_seconds": collected - started,
+        "training_cpu_seconds": ended - collected,
+        "sampled_tokens": int(sampled),
+        "computed_tokens": int(metrics["computed_tokens"]),
+        "turns": sum(len(t.turns) for g in groups for t in g.trajectories) / (plan.groups * plan.samples),
+    }
 
 
 def write_trl_tasks(path: Path) -> None:
