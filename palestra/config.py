@@ -119,7 +119,7 @@ class Loss(Section):
     constant: PositiveFloat = 1024.0
     """With the constant reduction (Dr. GRPO): what each sequence's sum is divided by, whatever its length."""
     kl: NonNegativeFloat = 0.0
-    """The coefficient of the KL to the reference: the model as training found it."""
+    """The coefficient of the KL to the reference: the base under the adapter or, with all weights, the model at the start."""
     truncate: PositiveFloat | None = None
     """The cap on importance weights between sampler and trainer; see `loss.policy_loss`."""
 

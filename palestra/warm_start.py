@@ -50,7 +50,7 @@ def _from_ledger(path: Path, min_reward: float, heldout: Collection[str]) -> Ite
         for row in ledger.trajectories(min_reward=min_reward):
             if row.key.task_id in heldout:
                 continue
-            for segment in row.trajectory.segments:
+            for segment in filter(lambda s: any(s.mask), row.trajectory.segments):
                 yield Sample(segment.tokens, segment.mask, segment.logprobs, segment.versions, 0.0)
 
 

@@ -27,10 +27,6 @@ class Shape:
     dtype: torch.dtype
     device: torch.device
 
-    @property
-    def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.key_heads * self.size * self.dtype.itemsize
-
     def room(self, rows: int, capacity: int) -> list[Tensor]:
         """For each layer, room for keys and values: [2, rows, key heads, capacity, size]. Zeros, since attention multiplies
         what it masks by nothing, and nothing times NaN is NaN."""
@@ -54,7 +50,7 @@ def length(path: Path) -> int:
 
 @dataclass(eq=False, slots=True)
 class Trunk:
-    """Keys and values behind a path of other trunks, computed under one policy version."""
+    """Keys and values behind a path of other trunks, begun under one policy version."""
 
     path: Path
     whole: list[int]
@@ -67,10 +63,6 @@ class Trunk:
     @property
     def tokens(self) -> int:
         return len(self.whole) - length(self.path)
-
-    @property
-    def ready(self) -> bool:
-        return self.filled == self.tokens
 
     def path_to(self, count: int) -> Path:
         """The path to the first `count` of all tokens."""
@@ -92,7 +84,7 @@ class Shelf:
 
     def take(self) -> int:
         if not self.free:
-            self._grow(max(8, 2 * self.rows))
+            self._grow(max(1, 1024 // self.capacity, 2 * self.rows))
         self.free.sort()
         return self.free.pop(0)
 
@@ -154,12 +146,11 @@ class Cache:
             path[-1].trunk.users += 1
 
     def let_go(self, path: Path, version: int) -> None:
-        """Stop using a path. A trunk that nobody uses stays for newcomers, unless it is of an older policy version, or was not
-        yet computed: then nobody would go on with it."""
+        """Stop using a path. A trunk that nobody uses stays for newcomers, unless it is of an older policy version."""
         if path:
             trunk = path[-1].trunk
             trunk.users -= 1
-            if trunk.users == 0 and (trunk.version != version or not trunk.ready):
+            if trunk.users == 0 and trunk.version != version:
                 self.drop(trunk, version)
 
     def drop(self, trunk: Trunk, version: int) -> None:

@@ -68,7 +68,7 @@ def _refuse_unsupported(model: Any, folder: Path) -> None:
         raise ModelError(f"model {folder}: {kind} does not take its attention from outside, which the torch backend needs")
     window = getattr(model.config, "sliding_window", None)
     layers = getattr(model.config, "layer_types", None) or []
-    if window is not None and any("sliding" in layer for layer in layers):
+    if window is not None and (not layers or any("sliding" in layer for layer in layers)):
         raise ModelError(f"model {folder}: {kind} has sliding-window attention, which the torch backend does not do")
     if any("attention" not in layer for layer in layers):
         raise ModelError(f"model {folder}: {kind} has layers that are not attention, which the torch backend does not do")

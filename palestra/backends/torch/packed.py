@@ -39,7 +39,7 @@ def pack(model: Any) -> None:
 def replace_weight(model: Any, name: str, weight: Tensor) -> None:
     """Give a parameter, named as in the model before packing, a new value."""
     owner = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(owner, PackedLinear):
+    if isinstance(owner, PackedLinear) and name.endswith(".weight"):
         owner.replace(weight)
         return
     model.get_parameter(name).copy_(weight)

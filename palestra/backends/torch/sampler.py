@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ class TorchSampler:
         self._arrived: list[tuple[_Sequence, _Request]] = []
         self._left: list[_Sequence] = []
         self._closed = False
-        self._broken: Exception | None = None
+        self._ended: str | None = None
         self._sequences: dict[int, _Sequence] = {}
         self._thread = threading.Thread(target=self._work, name="palestra-sampler", daemon=True)
         self.prefilled_tokens = 0
@@ -119,44 +119,52 @@ class TorchSampler:
 
     def submit(self, sequence: _Sequence, request: _Request) -> None:
         with self._news:
-            if self._broken is not None or self._closed:
-                raise InfrastructureError(f"the sampler has stopped: {self._broken or 'it was closed'}")
+            if self._ended is not None:
+                raise InfrastructureError(f"the sampler has stopped: {self._ended}")
             self._arrived.append((sequence, request))
             self._news.notify()
 
     # --- the engine's thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        reason = "it was closed"
         try:
-            while self._take_news():
+            while self._wait_for_work():
                 with self._weights, torch.inference_mode():
+                    self._take_news()
                     self._step()
         except Exception as error:  # noqa: BLE001  # the boundary of the thread: whatever it was, those who wait must hear of it
-            with self._news:
-                self._broken = error
-            for sequence in self._sequences.values():
-                if sequence.request:
-                    sequence.request.deliver(InfrastructureError(f"the sampler failed: {type(error).__name__}: {error}"))
+            reason = f"it failed: {type(error).__name__}: {error}"
+        with self._news:
+            self._ended = reason
+            waiting = [request for _, request in self._arrived]
+            waiting += [sequence.request for sequence in self._sequences.values() if sequence.request is not None]
+        for request in waiting:
+            request.deliver(InfrastructureError(f"the sampler has stopped: {reason}"))
 
-    def _take_news(self) -> bool:
-        """Take in what came and went; wait when there is nothing to do. False when it is time to stop."""
+    def _wait_for_work(self) -> bool:
+        """False when it is time to stop."""
         with self._news:
             while not (self._closed or self._arrived or self._left or self._running()):
                 self._news.wait()
-            for sequence, request in self._arrived:
-                sequence.request = request
-                self._sequences[id(sequence)] = sequence
-            for sequence in self._left:
-                self._forget(sequence)
-                self._sequences.pop(id(sequence), None)
-            self._arrived.clear()
-            self._left.clear()
             return not self._closed
 
-    def _running(self) -> list[_Sequence]:
-        for sequence in self._sequences.values():
+    def _take_news(self) -> None:
+        """Take in who came, went, or no longer wants an answer."""
+        with self._news:
+            arrived, self._arrived = self._arrived, []
+            left, self._left = self._left, []
+        for sequence, request in arrived:
+            sequence.request = request
+            self._sequences[id(sequence)] = sequence
+        for sequence in self._running():
             if sequence.request is not None and sequence.request.cancelled:
                 sequence.request = None
+        for sequence in left:
+            self._forget(sequence)
+            self._sequences.pop(id(sequence), None)
+
+    def _running(self) -> list[_Sequence]:
         return [sequence for sequence in self._sequences.values() if sequence.request is not None]
 
     def _step(self) -> None:
@@ -167,7 +175,7 @@ class TorchSampler:
             return
         plan = PiecesPlan(pieces, self._dtype, self._device)
         rows = plan.last_rows()
-        wanted = [rows[pieces.index(piece)] for _, piece in writers]
+        wanted = [rows[place] for _, place in writers]
         output = self._model(
             input_ids=torch.tensor([plan.tokens()], device=self._device),
             position_ids=torch.tensor([plan.positions()], device=self._device),
@@ -176,22 +184,23 @@ class TorchSampler:
             plan=plan,
         )
         plan.done()
-        for sequence, piece in writers:
-            sequence.held.extend(piece.tokens)
+        for sequence, place in writers:
+            sequence.held.extend(pieces[place].tokens)
         if writers:
             self._write([sequence for sequence, _ in writers], output.logits[0])
 
-    def _plan(self, sequences: Sequence[_Sequence]) -> tuple[list[Piece], list[tuple[_Sequence, Piece]]]:
-        """What the next pass computes: unfinished trunks, and the new tokens of sequences whose trunk is ready."""
+    def _plan(self, sequences: Sequence[_Sequence]) -> tuple[list[Piece], list[tuple[_Sequence, int]]]:
+        """What the next pass computes: trunks that are not there yet, and new tokens of sequences whose path is. With the
+        sequences whose next token can be drawn afterwards comes the place of their piece."""
         pieces: list[Piece] = []
-        writers: list[tuple[_Sequence, Piece]] = []
+        writers: list[tuple[_Sequence, int]] = []
         room = PREFILL_TOKENS
         filling: set[int] = set()
         for sequence in sequences:
             assert sequence.path is not None
             assert sequence.request is not None
-            trunk = sequence.path[-1].trunk if sequence.path else None
-            if trunk is not None and not trunk.ready:
+            trunk = next((use.trunk for use in sequence.path if use.trunk.filled < use.tokens), None)
+            if trunk is not None:
                 if id(trunk) not in filling and room > 0:
                     filling.add(id(trunk))
                     first = length(trunk.path) + trunk.filled
@@ -204,10 +213,9 @@ class TorchSampler:
                 continue
             room -= len(new) if len(pending) > 1 else 0
             sequence.tail = self._cache.reserve(sequence.tail, len(sequence.held) - length(sequence.path) + len(new))
-            piece = Piece(new, sequence.path, sequence.tail)
-            pieces.append(piece)
+            pieces.append(Piece(new, sequence.path, sequence.tail))
             if len(new) == len(pending):
-                writers.append((sequence, piece))
+                writers.append((sequence, len(pieces) - 1))
             else:
                 sequence.held.extend(new)
         self.prefilled_tokens += PREFILL_TOKENS - room
@@ -244,21 +252,23 @@ class TorchSampler:
             if request.written:
                 return True
             if self._keep_prefix(sequence, request.tokens):
-                self._make_room(0)
+                self._make_room(0)  # for as far as that goes: who is under way is not sent back
                 return True
             self._forget(sequence)
         prompt = request.tokens[:-1]
         trunk, agreed = self._cache.longest_trunk(prompt, self._version)
         if agreed < len(prompt):
             agreed -= agreed % SHARE
-        if trunk is not None and agreed and not trunk.ready:
-            return False  # another sequence has this beginning computed: use it when it is there
-        if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens)):
-            return False
         path = trunk.path_to(agreed) if trunk is not None else ()
+        self._cache.hold(path)  # before room is made, which drops what nobody holds
+        if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens)):
+            self._cache.let_go(path, self._version)
+            return False
         if len(prompt) - agreed >= SHARE and (not path or self._shared(prompt)):
-            path = self._cache.add_trunk(path, prompt, self._version).path_to(len(prompt))
-        self._cache.hold(path)
+            longer = self._cache.add_trunk(path, prompt, self._version).path_to(len(prompt))
+            self._cache.hold(longer)
+            self._cache.let_go(path, self._version)  # the new trunk holds it
+            path = longer
         sequence.path, sequence.held = path, prompt[: length(path)]
         return True
 
@@ -302,7 +312,8 @@ class TorchSampler:
                 if sequence.request is not None:
                     request = sequence.request
                     needed = len(request.tokens) + request.sampling.max_tokens - len(request.written)
-                rows += shelf_for(needed - length(sequence.path))
+                row = sequence.tail.shelf.capacity if sequence.tail is not None else 0
+                rows += max(row, shelf_for(needed - length(sequence.path)))
         return rows + sum(trunk.tokens for trunk in self._cache.trunks)
 
     def _forget(self, sequence: _Sequence) -> None:
@@ -320,6 +331,8 @@ class TorchSession:
         self._sampler, self._sequence = sampler, sequence
 
     async def sample(self, tokens: Sequence[int], sampling: Sampling) -> Completion:
+        if not tokens:
+            raise ValueError("a prompt needs at least one token")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
 
@@ -332,7 +345,8 @@ class TorchSession:
                 answer.set_result(result)
 
         def deliver(result: Completion | Exception) -> None:
-            loop.call_soon_threadsafe(settle, result)
+            with suppress(RuntimeError):  # its loop has ended, and with it who asked
+                loop.call_soon_threadsafe(settle, result)
 
         request = _Request(list(tokens), sampling, deliver)
         self._sampler.submit(self._sequence, request)

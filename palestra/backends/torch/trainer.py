@@ -125,7 +125,9 @@ class TorchTrainer:
             use_cache=False,
             plan=TreePlan(tree.nodes),
         ).last_hidden_state[0]
-        rows, targets, places = (torch.tensor(x, device=self._device) for x in (batch.rows, batch.targets, batch.places))
+        rows, targets, places = (
+            torch.tensor(x, dtype=torch.long, device=self._device) for x in (batch.rows, batch.targets, batch.places)
+        )
         head = model.get_output_embeddings().weight
         return head_logprobs(hidden[rows], head, targets, temperature)[places]
 

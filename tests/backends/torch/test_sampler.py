@@ -110,6 +110,18 @@ async def test_a_cache_that_is_too_small_for_all_changes_nothing_but_the_work(en
     assert more_work > little_work
 
 
+async def test_a_trunk_in_use_is_not_evicted_to_make_room_for_its_user(engine: Engine) -> None:
+    chance = random.Random(0)
+    first = random_tokens(chance, 400)
+    async with engine(kv_tokens=800) as (sampler, trainer):
+        await converse(sampler, 0, first, 1, Sampling(1.0, 4))
+        longer = first + random_tokens(chance, 200)
+        segments = await asyncio.gather(*(converse(sampler, i, longer, 1, Sampling(1.0, 4)) for i in (1, 2)))
+        sampler.replace_weights({}, 1)
+        segments.append(await converse(sampler, 3, longer, 1, Sampling(1.0, 4)))
+        assert largest_gap(segments, await trainer.logprobs([as_sample(s) for s in segments], 1.0)) < 1e-4
+
+
 async def test_a_rewritten_context_is_computed_anew(engine: Engine) -> None:
     chance = random.Random(5)
     first, second = random_tokens(chance, 40), random_tokens(chance, 50)
@@ -203,7 +215,7 @@ async def test_a_rollout_that_can_never_fit_is_refused(engine: Engine) -> None:
 
 async def test_a_broken_engine_tells_those_who_wait(engine: Engine) -> None:
     async with engine() as (sampler, _), sampler.session(0, 100) as session:
-        with pytest.raises(InfrastructureError, match="sampler failed"):
+        with pytest.raises(InfrastructureError, match="it failed"):
             await session.sample([10**6, 3, 4], Sampling(1.0, 5))
         with pytest.raises(InfrastructureError, match="has stopped"):
             await session.sample([3, 4], Sampling(1.0, 5))

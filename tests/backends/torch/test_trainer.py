@@ -131,11 +131,14 @@ def assert_same_logprobs(model: Any, sample: Sample, ours: list[float]) -> None:
     assert torch.allclose(torch.tensor(ours[1:]), theirs, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])  # with the head tied to the embeddings, and with biases
 @pytest.mark.parametrize("train", ["lora", "full"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-async def test_published_weights_are_what_the_sampler_samples_from(engine: Engine, train: str, dtype: torch.dtype) -> None:
+async def test_published_weights_are_what_the_sampler_samples_from(
+    engine: Engine, kind: str, train: str, dtype: torch.dtype
+) -> None:
     prompt = random_tokens(random.Random(0), 30)
-    async with engine(train=train, dtype=dtype) as (sampler, trainer):
+    async with engine(kind, train=train, dtype=dtype) as (sampler, trainer):
         await trainer.accumulate(random_samples(1), REWARD)
         await trainer.step(0.1)  # far enough that one weight left behind would show
         await trainer.publish()
