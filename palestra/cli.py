@@ -83,7 +83,7 @@ def _train(options: argparse.Namespace) -> int:
     if (options.resume is None) == (options.config is None):
         raise UsageError("train takes a config file, or --resume RUN")
     if options.resume is not None:
-        summary = train(options.resume, resume=True)
+        summary = train(options.resume, *options.overrides, resume=True, fresh=options.fresh)
     else:
         summary = train(options.config, *options.overrides, fresh=options.fresh)
     if summary.get("stopped"):

@@ -32,7 +32,8 @@ class RunFolder:
                     f"{path} holds a run already; go on with `palestra train --resume {path}`, "
                     f"keep it aside with --fresh, or name another with run.folder=PATH"
                 )
-            path.rename(free_name(path))
+            with _storing(path):
+                path.rename(free_name(path))
         with _storing(path):
             run.cache.mkdir(parents=True, exist_ok=True)
             run.checkpoints.mkdir(exist_ok=True)

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from palestra.config import Config, load
+from palestra.errors import UsageError
 
 if TYPE_CHECKING:
     from palestra.checking import Verdict
@@ -26,6 +29,8 @@ def train(
     from palestra.runs import RunFolder
 
     if resume:
+        if overrides or fresh:
+            raise UsageError("a run goes on as it was begun: overrides and fresh do not go with resume")
         run, resolved = RunFolder.reopen(Path(str(config)))
     else:
         resolved = _load(config, overrides)
@@ -63,7 +68,11 @@ def check(
 
 
 def _load(config: Config | str | Path, overrides: Sequence[str]) -> Config:
-    return config if isinstance(config, Config) else load(Path(config), overrides)
+    if not isinstance(config, Config):
+        return load(Path(config), overrides)
+    if overrides:
+        raise UsageError("overrides go with a config file; change the Config itself")
+    return config
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -86,7 +95,11 @@ def _draining() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
+        sys.stderr.write("\nstopping: what is under way is finished and saved. Ctrl-C again stops at once\n")
 
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
+        yield lambda: False
+        return
     before = signal.signal(signal.SIGINT, ask)
     try:
         yield lambda: asked

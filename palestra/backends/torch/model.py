@@ -43,7 +43,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = _first_line(error)
         raise ModelError(f"model {name!r} is no folder here and could not be fetched from the hub: {reason}") from None
 
 
@@ -57,7 +57,7 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model folder {folder} cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise ModelError(f"model folder {folder} cannot be loaded: {_first_line(error)}") from None
     _refuse_unsupported(model, folder)
     return model.to(device).eval()
 
@@ -80,11 +80,15 @@ def choose_device(name: str) -> torch.device:
             device = torch.device(name)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise ModelError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+            raise ModelError(f"device {name!r} cannot be used: {_first_line(error)}") from None
         return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("cpu")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def keep_freed_memory() -> None:
