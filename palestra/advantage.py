@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from palestra.trajectory import Group, Sample, Trajectory
+from palestra.trajectory import Group, Sample, Segment, Trajectory
 
 Estimator = Literal["grpo", "rloo", "dr_grpo"]
 
@@ -83,7 +83,12 @@ def _reward(trajectory: Trajectory) -> float:
 def _samples(trajectory: Trajectory, advantage: float, segment_weight: SegmentWeight) -> list[Sample]:
     trained = [segment for segment in trajectory.segments if any(segment.mask)]
     weight = 1.0 if segment_weight == "segment" or not trained else 1.0 / len(trained)
-    return [
-        Sample(segment.tokens, segment.mask, segment.logprobs, segment.versions, advantage, weight, trajectory.task_id)
-        for segment in trained
-    ]
+    return [_sample(segment, advantage, weight, trajectory.task_id) for segment in trained]
+
+
+def _sample(segment: Segment, advantage: float, weight: float, task_id: str) -> Sample:
+    """What stands behind the last sampled token, such as a result that no turn was left to read, teaches nothing."""
+    end = len(segment) - segment.mask[::-1].index(True)
+    return Sample(
+        segment.tokens[:end], segment.mask[:end], segment.logprobs[:end], segment.versions[:end], advantage, weight, task_id
+    )

@@ -109,6 +109,17 @@ def test_a_group_without_spread_is_filtered_unless_kept() -> None:
     assert (kept.outcome, [sample.advantage for sample in kept.samples]) == ("trained", [0.0, 0.0, 0.0])
 
 
+def test_what_is_read_after_the_last_reply_is_not_computed() -> None:
+    segment = Segment()
+    segment.read([1, 2])
+    segment.wrote(Completion([3, 4], [-0.1, -0.2], [0, 0], "stop"))
+    segment.read([5, 6, 7])
+    group = Group("t", tuple(Trajectory("t", i, segments=[segment], reward=float(i), stop="turns") for i in range(2)))
+    for sample in credit(group, "grpo").samples:
+        assert (sample.tokens, sample.mask) == ([1, 2, 3, 4], [False, False, True, True])
+        assert (sample.logprobs, sample.versions) == ([0.0, 0.0, -0.1, -0.2], [-1, -1, 0, 0])
+
+
 def test_segments_without_sampled_tokens_give_no_samples() -> None:
     result = credit(group(attempt(1.0, segment(), segment(0)), attempt(0.0, segment(0))), "dr_grpo")
     assert [sample.advantage for sample in result.samples] == [0.5]
