@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from palestra import agent
 from palestra.errors import InfrastructureError, UsageError
-from palestra.protocols import Policy
+from palestra.protocols import Policy, StagedRollout
 from palestra.task import Task, as_score
 from palestra.tool import Toolbox
 from palestra.trajectory import Failure, FailureKind, Stage, Trajectory
@@ -119,6 +119,17 @@ class Rollout:
         self.trajectory.reward = None
         if self.trajectory.failure is None:  # the first one tells why; a runtime that then will not close does not
             self.trajectory.failure = Failure(stage, kind, detail)
+
+
+async def run_through(rollout: StagedRollout) -> None:
+    """All stages, one after the other, up to the first failure; closed at the end, come what may."""
+    try:
+        for stage in STAGES:
+            await rollout.advance(stage)
+            if rollout.trajectory.failure is not None:
+                break
+    finally:
+        await rollout.close()
 
 
 async def _close(stack: AsyncExitStack) -> None:

@@ -16,7 +16,7 @@ from palestra.config import Config, load
 from palestra.errors import ConfigError, nearest
 from palestra.ledger import Ledger
 from palestra.message import Message, to_json
-from palestra.rollout import STAGES, Rollout, describe
+from palestra.rollout import Rollout, describe, run_through
 from palestra.runs import RunFolder
 from palestra.training import make_collector, sampling_of
 
@@ -46,13 +46,7 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
             limits = agent.Limits(config.agent.turns, config.agent.seconds)
             policies = collector.policies(sampling_of(config))
             rollout = Rollout(task, 0, policies, limits, config.run.seed, lambda message: _show(console, message))
-            try:
-                for stage in STAGES:
-                    await rollout.advance(stage)
-                    if rollout.trajectory.failure is not None:
-                        break
-            finally:
-                await rollout.close()
+            await run_through(rollout)
     trajectory = rollout.trajectory
     if trajectory.failure is not None:
         console.print(describe(trajectory.failure), style="bold red", markup=False)

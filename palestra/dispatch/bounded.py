@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from palestra.errors import cause
 from palestra.protocols import StagedRollout
-from palestra.rollout import STAGES
+from palestra.rollout import run_through
 from palestra.trajectory import Trajectory
 
 
@@ -35,13 +35,7 @@ class Bounded:
 
 async def _slot(rollouts: Iterator[StagedRollout], finished: asyncio.Queue[Trajectory | None]) -> None:
     for rollout in rollouts:
-        try:
-            for stage in STAGES:
-                await rollout.advance(stage)
-                if rollout.trajectory.failure is not None:
-                    break
-        finally:
-            await rollout.close()
+        await run_through(rollout)
         await finished.put(rollout.trajectory)
 
 
