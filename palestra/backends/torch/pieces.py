@@ -1,18 +1,27 @@
 """The sampler's attention plan: which tokens of one flat forward pass belong to which sequence, and what each attends to.
 
-A pass mixes prefill pieces (several new tokens of a trunk or a tail) with decode pieces (the one newest token of a
-sequence). Decode pieces of sequences on the same trunk read it in one call; neighbouring tails of a shelf likewise.
+A pass mixes long pieces (a trunk, or much that is new in a tail) with short ones (the newest token of a sequence that
+decodes, or the few that a tool said). Short pieces of sequences on the same trunk read it in one call; neighbouring tails of a
+shelf likewise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from palestra.backends.torch.attention import attend, expand, fold, merge
 from palestra.backends.torch.cache import Path, Shelf, Tail, Trunk, Use, length
+
+
+SHORT = 64
+"""Pieces of up to so many tokens are attended together, padded to the longest; longer ones are worth a call each."""
+
+GAP = 16
+"""Neighbours on a shelf are read in one call though up to so many rows between them do not take part: a call costs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +38,8 @@ class Piece:
         return self.home.filled if isinstance(self.home, Trunk) else self.home.length
 
     @property
-    def is_decode(self) -> bool:
-        return isinstance(self.home, Tail) and len(self.tokens) == 1
+    def is_short(self) -> bool:
+        return isinstance(self.home, Tail) and len(self.tokens) <= SHORT
 
     def kv(self, layer: int) -> Tensor:
         """Its home's keys and values: [2, key heads, capacity, size]."""
@@ -41,35 +50,46 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Part of a trunk, and the decode rows that read it."""
+    """Part of a trunk, and which of the short pieces' tokens read it."""
 
     use: Use
     rows: slice
 
 
+class _Asking(NamedTuple):
+    """A short piece: its tail, the place of its first token among those of all short pieces, and how many they are."""
+
+    tail: Tail
+    first: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Neighbouring rows of one shelf, read in one call, padded to the longest."""
+    """Rows of one shelf, read in one call, their queries and keys padded to the longest."""
 
     shelf: Shelf
     rows: slice
     length: int
+    take: Tensor
+    """[rows × queries]: which of the short pieces' tokens ask. Where a row has fewer, its last one asks again."""
     mask: Tensor | None
 
 
 class PiecesPlan:
-    """Pieces in the order of the flat tokens: prefill first, then decode pieces, those on one path side by side."""
+    """Pieces in the order of the flat tokens: long ones first, then short ones, those on one path side by side."""
 
-    def __init__(self, pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device) -> None:
-        order = sorted(range(len(pieces)), key=lambda i: (pieces[i].is_decode, _path_key(pieces[i].path)))
+    def __init__(self, pieces: Sequence[Piece], sharing: int, dtype: torch.dtype, device: torch.device) -> None:
+        """`sharing`: how many query heads share a key head."""
+        order = sorted(range(len(pieces)), key=lambda i: (pieces[i].is_short, _path_key(pieces[i].path)))
         self.pieces = [pieces[i] for i in order]
         self.order = order
-        self._prefill = [piece for piece in self.pieces if not piece.is_decode]
-        decode = [piece for piece in self.pieces if piece.is_decode]
-        self._first_decode = sum(len(piece.tokens) for piece in self._prefill)
-        self._has_decode = bool(decode)
-        self._reads = _reads([piece.path for piece in decode])
-        self._plan_tails(decode, dtype, device)
+        self._long = [piece for piece in self.pieces if not piece.is_short]
+        short = [piece for piece in self.pieces if piece.is_short]
+        self._first_short = sum(len(piece.tokens) for piece in self._long)
+        self._has_short = bool(short)
+        self._reads = _reads(short)
+        self._plan_tails(short, sharing, dtype, device)
 
     def tokens(self) -> list[int]:
         return [token for piece in self.pieces for token in piece.tokens]
@@ -101,52 +121,63 @@ class PiecesPlan:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         parts = []
         start = 0
-        for piece in self._prefill:
+        for piece in self._long:
             rows = slice(start, start + len(piece.tokens))
-            parts.append(_attend_prefill(piece, layer, query[:, rows], key[:, rows], value[:, rows], scale))
+            parts.append(_attend_long(piece, layer, query[:, rows], key[:, rows], value[:, rows], scale))
             start = rows.stop
-        if self._has_decode:
-            decode = slice(self._first_decode, None)
-            parts.append(self._attend_decode(layer, query[:, decode], key[:, decode], value[:, decode], scale))
+        if self._has_short:
+            rows = slice(self._first_short, None)
+            parts.append(self._attend_short(layer, query[:, rows], key[:, rows], value[:, rows], scale))
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def _plan_tails(self, decode: Sequence[Piece], dtype: torch.dtype, device: torch.device) -> None:
-        tails = [piece.home for piece in decode if isinstance(piece.home, Tail)]
-        order = sorted(range(len(tails)), key=lambda i: (tails[i].shelf.capacity, tails[i].row))
-        self._by_tail = torch.tensor(order, device=device)
-        self._from_tail = torch.argsort(self._by_tail)
-        self._writes: list[tuple[Shelf, Tensor, Tensor, slice]] = []
+    def _plan_tails(self, short: Sequence[Piece], sharing: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Where the new keys and values of short pieces go, and who reads which rows."""
+        firsts = accumulate((len(piece.tokens) for piece in short), initial=0)
+        asking = [
+            _Asking(piece.home, first, len(piece.tokens))
+            for piece, first in zip(short, firsts, strict=False)
+            if isinstance(piece.home, Tail)
+        ]
+        asking.sort(key=lambda a: (a.tail.shelf.capacity, a.count > 1, a.tail.row))
+        self._writes: list[tuple[Shelf, Tensor, Tensor, Tensor]] = []
         self._runs: list[_Run] = []
-        start = 0
-        for _, group in groupby((tails[i] for i in order), key=lambda tail: tail.shelf.capacity):
+        back = [0] * sum(a.count for a in asking)
+        for _, group in groupby(asking, key=lambda a: a.tail.shelf.capacity):
             members = list(group)
-            rows = torch.tensor([tail.row for tail in members], device=device)
-            lengths = torch.tensor([tail.length for tail in members], device=device)
-            self._writes.append((members[0].shelf, rows, lengths, slice(start, start + len(members))))
-            self._runs.extend(_runs(members, dtype, device))
-            start += len(members)
+            rows = [a.tail.row for a in members for _ in range(a.count)]
+            places = [a.tail.length + n for a in members for n in range(a.count)]
+            tokens = [a.first + n for a in members for n in range(a.count)]
+            write = (torch.tensor(numbers, device=device) for numbers in (rows, places, tokens))
+            self._writes.append((members[0].tail.shelf, *write))
+            for together in _neighbours(members):
+                start = sum(len(run.take) for run in self._runs)
+                self._runs.append(_run(together, sharing, dtype, device))
+                row, queries = together[0].tail.row, max(a.count for a in together)
+                for a in together:
+                    for n in range(a.count):
+                        back[a.first + n] = start + (a.tail.row - row) * queries + n
+        self._back = torch.tensor(back, dtype=torch.long, device=device)
+        """For each token of the short pieces, where in the runs' results its own is."""
 
-    def _attend_decode(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def _attend_short(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads, _, size = query.shape
         key_heads = key.shape[0]
-        new = torch.stack((key, value)).transpose(1, 2)[:, self._by_tail]  # [2, sequences by tail, key heads, size]
-        for shelf, rows, lengths, mine in self._writes:
-            shelf.kv[layer][:, rows, :, lengths] = new[:, mine].transpose(0, 1)
+        new = torch.stack((key, value)).transpose(1, 2)  # [2, tokens, key heads, size]
+        for shelf, rows, places, tokens in self._writes:
+            shelf.kv[layer][:, rows, :, places] = new[:, tokens].transpose(0, 1)
 
-        by_tail = query.transpose(0, 1)[self._by_tail].reshape(-1, key_heads, heads // key_heads, size)
+        by_token = query.transpose(0, 1)
         outs, lses = [], []
-        start = 0
         for run in self._runs:
             count = run.rows.stop - run.rows.start
+            asking = by_token[run.take].reshape(count, -1, key_heads, heads // key_heads, size).permute(0, 2, 3, 1, 4)
             keys, values = run.shelf.kv[layer][:, run.rows, :, : run.length]
-            out, lse = attend(by_tail[start : start + count], keys, values, scale, mask=run.mask)
-            outs.append(out)
-            lses.append(lse)
-            start += count
-        out = torch.cat(outs)[self._from_tail].reshape(-1, heads, size).transpose(0, 1)
-        lse = torch.cat(lses)[self._from_tail].reshape(-1, heads).T
+            out, lse = attend(asking.flatten(2, 3), keys, values, scale, mask=run.mask)
+            outs.append(out.reshape(asking.shape).permute(0, 3, 1, 2, 4).reshape(-1, heads, size))
+            lses.append(lse.reshape(asking.shape[:-1]).permute(0, 3, 1, 2).reshape(-1, heads))
+        out = torch.cat(outs)[self._back].transpose(0, 1).float()
+        lse = torch.cat(lses)[self._back].T
 
-        out = out.float()
         for read in self._reads:
             part, part_lse = _attend_use(read.use, layer, query[:, read.rows], scale)
             merged = merge(out[:, read.rows], lse[:, read.rows], part, part_lse)
@@ -158,13 +189,13 @@ def _path_key(path: Path) -> list[tuple[int, int]]:
     return [(id(use.trunk), use.tokens) for use in path]
 
 
-def _reads(paths: Sequence[Path]) -> list[_Read]:
-    """For sorted paths: at each depth, the runs of sequences that have come the same way so far read its trunk together."""
+def _reads(pieces: Sequence[Piece]) -> list[_Read]:
+    """For pieces sorted by path: at each depth, those that have come the same way so far read its trunk together."""
     reads = []
-    for depth in range(max(map(len, paths), default=0)):
+    for depth in range(max((len(piece.path) for piece in pieces), default=0)):
         start = 0
-        for way, group in groupby(paths, key=lambda path: path[: depth + 1]):
-            count = len(list(group))
+        for way, group in groupby(pieces, key=lambda piece: piece.path[: depth + 1]):
+            count = sum(len(piece.tokens) for piece in group)
             if len(way) > depth:
                 reads.append(_Read(way[depth], slice(start, start + count)))
             start += count
@@ -177,22 +208,38 @@ def _attend_use(use: Use, layer: int, query: Tensor, scale: float) -> tuple[Tens
     return out.reshape(query.shape), lse.reshape(query.shape[:2])
 
 
-def _runs(tails: Sequence[Tail], dtype: torch.dtype, device: torch.device) -> list[_Run]:
-    """Split a shelf's tails (sorted by row) where rows are not neighbours."""
-    runs = []
-    for _, group in groupby(enumerate(tails), key=lambda pair: pair[1].row - pair[0]):
-        members = [tail for _, tail in group]
-        lengths = [tail.length + 1 for tail in members]  # the new token is written before it is read
-        longest = max(lengths)
-        mask = None
-        if min(lengths) < longest:
-            behind = torch.arange(longest, device=device) >= torch.tensor(lengths, device=device)[:, None]
-            mask = torch.zeros(behind.shape, dtype=dtype, device=device).masked_fill_(behind, float("-inf"))[:, None, None]
-        runs.append(_Run(members[0].shelf, slice(members[0].row, members[-1].row + 1), longest, mask))
-    return runs
+def _neighbours(members: Sequence[_Asking]) -> Iterator[list[_Asking]]:
+    """Split a shelf's tails (those that decode first, then by row) where too many rows lie between two."""
+    together: list[_Asking] = []
+    for asking in members:
+        if together:
+            last = together[-1]
+            if (last.count > 1) != (asking.count > 1) or asking.tail.row - last.tail.row > GAP:
+                yield together
+                together = []
+        together.append(asking)
+    yield together
 
 
-def _attend_prefill(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _run(members: Sequence[_Asking], sharing: int, dtype: torch.dtype, device: torch.device) -> _Run:
+    """The new tokens are written before they are read. Rows that do not take part ask something, and nobody listens."""
+    row, queries = members[0].tail.row, max(a.count for a in members)
+    rows = members[-1].tail.row + 1 - row
+    take, seen = [[0] * queries for _ in range(rows)], [[1] * queries for _ in range(rows)]
+    for a in members:
+        places = [min(n, a.count - 1) for n in range(queries)]
+        take[a.tail.row - row] = [a.first + n for n in places]
+        seen[a.tail.row - row] = [a.tail.length + n + 1 for n in places]
+    longest = max(map(max, seen))
+    mask = None
+    if any(count < longest for counts in seen for count in counts):
+        behind = torch.arange(longest, device=device) >= torch.tensor(seen, device=device).repeat(1, sharing)[..., None]
+        mask = torch.zeros(behind.shape, dtype=dtype, device=device).masked_fill_(behind, float("-inf"))[:, None]
+    asking = torch.tensor(take, device=device).flatten()
+    return _Run(members[0].tail.shelf, slice(row, row + rows), longest, asking, mask)
+
+
+def _attend_long(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     heads, rows, _ = query.shape
     kv, start = piece.kv(layer), piece.behind
     kv[0, :, start : start + rows] = key

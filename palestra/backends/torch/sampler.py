@@ -27,6 +27,9 @@ PREFILL_TOKENS = 1024
 SHARE = 16
 """Prompts share trunks in whole multiples of so many tokens: fewer different lengths make fewer attention calls."""
 
+WORTH = 512
+"""Behind a trunk, a second one is worth its own attention calls in every later step when it saves computing so many tokens."""
+
 
 @dataclass(eq=False)
 class _Request:
@@ -62,6 +65,7 @@ class TorchSampler:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = Shape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
         self._cache = Cache(shape)
+        self._sharing = config.num_attention_heads // config.num_key_value_heads
         self._capacity = Capacity(slots, kv_tokens)
         self._version = 0
         self._tick = 0
@@ -173,7 +177,7 @@ class TorchSampler:
         pieces, writers = self._plan(placed)
         if not pieces:
             return
-        plan = PiecesPlan(pieces, self._dtype, self._device)
+        plan = PiecesPlan(pieces, self._sharing, self._dtype, self._device)
         rows = plan.last_rows()
         wanted = [rows[place] for _, place in writers]
         output = self._model(
@@ -264,7 +268,7 @@ class TorchSampler:
         if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens)):
             self._cache.let_go(path, self._version)
             return False
-        if len(prompt) - agreed >= SHARE and (not path or self._shared(prompt)):
+        if len(prompt) - agreed >= SHARE and (not path or self._sharers(prompt) * (len(prompt) - agreed) >= WORTH):
             longer = self._cache.add_trunk(path, prompt, self._version).path_to(len(prompt))
             self._cache.hold(longer)
             self._cache.let_go(path, self._version)  # the new trunk holds it
@@ -272,10 +276,10 @@ class TorchSampler:
         sequence.path, sequence.held = path, prompt[: length(path)]
         return True
 
-    def _shared(self, prompt: Sequence[int]) -> bool:
-        """Whether another sequence waits with the same prompt."""
+    def _sharers(self, prompt: Sequence[int]) -> int:
+        """How many other sequences wait with the same prompt."""
         waiting = [s.request.tokens for s in self._sequences.values() if s.request is not None and s.path is None]
-        return sum(tokens[:-1] == prompt for tokens in waiting) > 1
+        return sum(tokens[:-1] == prompt for tokens in waiting) - 1
 
     def _keep_prefix(self, sequence: _Sequence, tokens: Sequence[int]) -> bool:
         """Whether the new tokens begin with all of the path; if so, cut the tail to what still agrees."""

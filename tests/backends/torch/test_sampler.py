@@ -76,10 +76,10 @@ async def test_a_shared_prompt_is_computed_once(engine: Engine) -> None:
 async def test_different_prompts_share_their_beginning(engine: Engine) -> None:
     chance = random.Random(0)
     system = random_tokens(chance, 160)
-    prompts = [system + random_tokens(chance, 20) for _ in range(4)]
+    prompts = [system + random_tokens(chance, 240) for _ in range(4)]
     async with engine() as (sampler, _):
         await asyncio.gather(*(converse(sampler, i, prompts[i % 4], 1, Sampling(1.0, 4)) for i in range(16)))
-        assert sampler.prefilled_tokens < 160 + 4 * 20 + 4 * 16 + 16
+        assert sampler.prefilled_tokens < 160 + 4 * 240 + 4 * 16 + 16
 
 
 async def test_a_seed_gives_the_same_reply_alone_and_in_company(engine: Engine) -> None:
