@@ -8,7 +8,7 @@ from palestra.errors import ToolError
 from palestra.message import Message, ToolCall, user
 from palestra.protocols import Policy
 from palestra.tool import Finish, Outcome, Rewrite, Toolbox
-from palestra.trajectory import Stop, Trajectory, Turn
+from palestra.trajectory import Span, Stop, Trajectory, Turn, now
 
 CUT_OFF = "Your reply was cut off at its length limit before it called a tool. Be brief, and call a tool."
 
@@ -47,7 +47,9 @@ async def _converse(
 ) -> Stop:
     await _begin(policy, prompt, tools, trajectory, watch)
     for _ in range(turns):
+        asked = now()
         turn = await policy.act()
+        trajectory.spans.append(Span("sample", asked, now()))
         if turn is None:
             return "context"
         trajectory.turns.append(turn)
@@ -59,7 +61,9 @@ async def _converse(
             turn.results = (user(CUT_OFF),)
             watch(turn.results[0])
         else:
+            called = now()
             effect = await _run_calls(tools, turn, watch)
+            trajectory.spans.append(Span("tool", called, now()))
             if isinstance(effect, Finish):
                 trajectory.answer = effect.answer
                 return "finish"

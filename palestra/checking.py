@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from palestra import agent
-from palestra.collect import AnyTask, prepare
+from palestra.collect import prepare
 from palestra.errors import ConfigError, cause, nearest
 from palestra.protocols import Policy
-from palestra.rollout import Rollout, describe
+from palestra.rollout import Patience, Rollout, describe
 from palestra.statistics import SUCCESS
+from palestra.task import AnyTask
+from palestra.trajectory import Key
 
 CONCURRENT = 8
 
@@ -78,13 +80,13 @@ async def _check(task: AnyTask, cache: Path) -> Verdict:
 
 
 async def _score(task: AnyTask, what: Literal["gold", "noop"]) -> tuple[float | None, str | None]:
-    rollout = Rollout(task, 0, _no_policy, agent.Limits(0, 1.0), 0)
+    rollout = Rollout(task, Key("eval", 0, task.id, 0), _no_policy, agent.Limits(0, 1.0), 0, patience=Patience(retries=0))
     try:
-        await rollout.advance("init")
-        if rollout.trajectory.failure is None:
+        await rollout.advance()
+        if rollout.next == "run":
             await rollout.instead_of_run(what)
-        if rollout.trajectory.failure is None:
-            await rollout.advance("reward")
+        if rollout.next == "reward":
+            await rollout.advance()
     finally:
         await rollout.close()
     failure = rollout.trajectory.failure

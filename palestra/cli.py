@@ -61,12 +61,28 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", type=Path, metavar="PATH", help="write tasks, gold, noop and failures here")
     check.set_defaults(verb=_check)
 
+    plan = verbs.add_parser("plan", help="where a run's time went, and what each change would save")
+    plan.add_argument("run", type=Path, metavar="RUN", help="the folder of a training run")
+    plan.add_argument("--json", type=Path, metavar="PATH", help="write all figures here")
+    plan.add_argument("--picture", type=Path, metavar="PATH", help="draw a step here; RUN/plan.png by default")
+    plan.set_defaults(verb=_plan)
+
     bench = verbs.add_parser("bench", help="measure speed and memory against a peer or a limit")
     benches = bench.add_subparsers(required=True, metavar="WHAT")
     engine = benches.add_parser("engine", help="the embedded engine against transformers' generate and TRL's GRPO step")
     engine.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
     engine.add_argument("--skip-trl", action="store_true", help="leave out the comparison with TRL, which takes minutes")
     engine.set_defaults(verb=_bench_engine)
+    race = benches.add_parser("dispatch", help="schedules against each other and the physical limit, on a virtual clock")
+    race.add_argument("--seeds", default="0,1,2", metavar="LIST", help="separated by commas; 0,1,2 by default")
+    race.add_argument("--workload", default="w1", metavar="FILE", help="a TOML file, or w1, long_tools, costly_init, bare")
+    race.add_argument("--dispatcher", metavar="FILE:function", help="race this one too")
+    race.add_argument("--steps", type=int, metavar="N", help="so many steps instead of the workload's")
+    race.add_argument("--json", type=Path, metavar="PATH", help="write the rows here")
+    race.add_argument("--real", action="store_true", help="instead of the lab: a real model on one core, stages on another")
+    race.add_argument("--overhead", action="store_true", help="instead of a race: what dispatching 100,000 empty rollouts costs")
+    race.add_argument("--pictures", type=Path, metavar="FOLDER", help="instead of a race: draw each schedule")
+    race.set_defaults(verb=_bench_dispatch)
     return parser
 
 
@@ -124,10 +140,49 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if result["failures"] else 0
 
 
+def _plan(options: argparse.Namespace) -> int:
+    from palestra.plan import plan, render
+
+    made = plan(options.run, options.picture or options.run / "plan.png")
+    render(made, Console(soft_wrap=True, highlight=False, markup=False))
+    _write_json(options.json, made.to_json())
+    return 0
+
+
 def _bench_engine(options: argparse.Namespace) -> int:
     from palestra.bench.engine import bench_engine
 
     _write_json(options.json, bench_engine(Console(soft_wrap=True, highlight=False), with_trl=not options.skip_trl))
+    return 0
+
+
+def _bench_dispatch(options: argparse.Namespace) -> int:
+    from palestra.bench.dispatch import bench_dispatch
+
+    console = Console(soft_wrap=True, highlight=False)
+    if options.pictures is not None:
+        from palestra.lab.picture import draw_schedules
+
+        for picture in draw_schedules(options.pictures):
+            console.print(str(picture))
+        return 0
+    if options.overhead:
+        from palestra.bench.overhead import bench_overhead
+
+        _write_json(options.json, bench_overhead(console))
+        return 0
+    if options.real:
+        from palestra.bench.real import bench_real
+
+        _write_json(options.json, bench_real(console))
+        return 0
+    try:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {options.seeds}: give whole numbers, separated by commas, such as 0,1,2") from None
+    if options.steps is not None and options.steps < 1:
+        raise UsageError(f"--steps {options.steps}: give 1 or more")
+    _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps))
     return 0
 
 

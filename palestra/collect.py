@@ -1,38 +1,62 @@
 """From tasks to finished trajectories and complete groups, each recorded in the ledger before anyone else sees it.
 
-Whatever an earlier, interrupted run of the same step recorded is taken from the ledger instead of being sampled again.
+Whatever an earlier, interrupted run recorded is taken from the ledger instead of being sampled again.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from palestra import agent
 from palestra.errors import TaskError, UsageError, cause
-from palestra.ledger import Key, Ledger, Phase
+from palestra.gather import Gathered, Make, MayRun, gather
+from palestra.ledger import Ledger
+from palestra.pace import Pace
 from palestra.policy import TokenPolicy
 from palestra.protocols import Dispatcher, Policy, Renderer, Sampler, Sampling
-from palestra.rollout import OpenPolicy, Rollout, seed_of
-from palestra.task import Task
-from palestra.trajectory import Group, Trajectory
+from palestra.rollout import OpenPolicy, Patience, Rollout, at_once, seed_of
+from palestra.task import AnyTask
+from palestra.trajectory import Group, Key, Phase, Stage, Trajectory
 
-AnyTask = Task[Any, Any]
+
+class Recalled:
+    """A rollout that had ended in an earlier, interrupted run."""
+
+    next: Stage | None = None
+    rest = 0.0
+    expected_tokens = 0
+
+    def __init__(self, key: Key, trajectory: Trajectory) -> None:
+        self.key, self.trajectory = key, trajectory
+
+    async def may_run(self) -> bool:
+        return True
+
+    async def advance(self) -> None:
+        raise AssertionError("it has ended")
+
+    def abandon(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Attempt = Rollout | Recalled
+"""An attempt at a task, with the key under which it is recorded."""
 
 
 @dataclass
 class Collector:
     sampler: Sampler
     renderer: Renderer
-    dispatcher: Dispatcher
+    make_dispatcher: Callable[[], Dispatcher]
     ledger: Ledger
     limits: agent.Limits
     context: int
     seed: int
     cache: Path
+    patience: Patience = field(default_factory=Patience)
     stopping: Callable[[], bool] = lambda: False
     """Once true, no further rollout starts; those under way come to their end."""
     on_trajectory: Callable[[Trajectory], None] = lambda _: None
@@ -42,48 +66,96 @@ class Collector:
     async def trajectories(
         self, tasks: Sequence[AnyTask], samples: int, phase: Phase, step: int, sampling: Sampling
     ) -> AsyncIterator[AsyncIterator[Trajectory]]:
-        """So many attempts at each task, in the order in which they finish."""
+        """So many attempts at each task, in the order in which they finish. Evaluation, with a dispatcher of its own: training
+        may have filled the other one with runtimes that wait for the next policy."""
         await self._prepare(tasks)
-        # A failed training rollout is tried again; a failed evaluation stays what it was, since the weights have moved on.
-        recorded = self.ledger.finished(phase, step, failed=phase != "train")
-        wanted = [(task.id, index) for task in tasks for index in range(samples)]
-        known = {slot: recorded[slot] for slot in wanted if slot in recorded}
-        open_policy = self.policies(sampling)
+        # A failed evaluation stays what it was, since the weights have moved on.
+        recorded = self.ledger.finished(phase, step, failed=True)
+        policies = self.policies(sampling)
 
-        def missing() -> Iterator[Rollout]:
+        async def attempts() -> AsyncGenerator[Attempt, None]:
             for task in tasks:
                 for index in range(samples):
-                    if (task.id, index) not in known and not self.stopping():
-                        seed = seed_of(self.seed, phase, step, task.id, index)
-                        yield Rollout(task, index, open_policy, self.limits, seed)
+                    if self.stopping():
+                        return
+                    yield self._attempt(task, Key(phase, step, task.id, index), recorded, policies)
 
-        async def finished(stream: AsyncIterator[Trajectory]) -> AsyncIterator[Trajectory]:
-            for trajectory in known.values():
-                yield trajectory
-            async for trajectory in stream:
-                self.ledger.record(Key(phase, step, trajectory.task_id, trajectory.index), trajectory)
-                self.on_trajectory(trajectory)
-                yield trajectory
+        async def finished(stream: AsyncIterable[Attempt]) -> AsyncGenerator[Trajectory, None]:
+            async for attempt in stream:
+                self._record(attempt)
+                yield attempt.trajectory
 
-        async with self.dispatcher.stream(missing()) as stream:
-            yield finished(stream)
+        async with (
+            aclosing(attempts()) as source,
+            self.make_dispatcher().stream(source) as stream,
+            aclosing(finished(stream)) as trajectories,
+        ):
+            yield trajectories
 
     @asynccontextmanager
     async def groups(
-        self, tasks: Sequence[AnyTask], samples: int, step: int, sampling: Sampling
-    ) -> AsyncIterator[AsyncIterator[Group]]:
-        """The tasks' groups, each as soon as its last attempt has finished. Those cut short by a stop never come."""
+        self, rounds: Iterator[tuple[int, Sequence[AnyTask]]], samples: int, pace: Pace, sampling: Sampling
+    ) -> AsyncIterator[AsyncIterator[Gathered[Attempt]]]:
+        """Groups of training attempts, round after round, as the pace allows. Groups that a committed step has settled are left
+        out; those cut short by a stop never come."""
+        settled = self.ledger.settled()
+        policies = self.policies(sampling)
 
-        async def complete(stream: AsyncIterator[Trajectory]) -> AsyncIterator[Group]:
-            members: dict[str, list[Trajectory]] = defaultdict(list)
-            async for trajectory in stream:
-                group = members[trajectory.task_id]
-                group.append(trajectory)
-                if len(group) == samples:
-                    yield Group(trajectory.task_id, tuple(sorted(group, key=lambda t: t.index)))
+        def make(task: AnyTask, round_: int, recorded: Mapping[tuple[str, int], Trajectory]) -> Make[Attempt]:
+            def attempts(number: int, may_run: MayRun) -> list[Attempt]:
+                known = [recorded[task.id, index] for index in range(samples) if (task.id, index) in recorded]
+                if known:
+                    pace.recall(number, min(map(first_version, known)))
+                keys = (Key("train", round_, task.id, index) for index in range(samples))
+                return [self._attempt(task, key, recorded, policies, may_run) for key in keys]
 
-        async with self.trajectories(tasks, samples, "train", step, sampling) as stream:
-            yield complete(stream)
+            return attempts
+
+        async def plan() -> AsyncGenerator[Make[Attempt], None]:
+            for number, tasks in rounds:
+                left = [task for task in tasks if (number, task.id) not in settled]
+                if left:
+                    await self._prepare(left)
+                    recorded = self.ledger.finished("train", number)
+                    for task in left:
+                        yield make(task, number, recorded)
+
+        def ended(attempt: Attempt) -> None:
+            self._record(attempt)
+            if self.stopping():
+                pace.stop()
+
+        async with aclosing(plan()) as makers, gather(makers, self.make_dispatcher(), pace, ended) as stream:
+            yield stream
+
+    def _attempt(
+        self,
+        task: AnyTask,
+        key: Key,
+        recorded: Mapping[tuple[str, int], Trajectory],
+        policies: OpenPolicy,
+        may_run: MayRun = at_once,
+    ) -> Attempt:
+        """The attempt that was recorded, or a new one."""
+        if (known := recorded.get((task.id, key.index))) is not None:
+            return Recalled(key, known)
+        return Rollout(
+            task,
+            key,
+            policies,
+            self.limits,
+            seed_of(self.seed, key.phase, key.step, key.task_id, key.index),
+            patience=self.patience,
+            may_run=may_run,
+            expected_tokens=self.context,
+        )
+
+    def _record(self, attempt: Attempt) -> None:
+        failure = attempt.trajectory.failure
+        if isinstance(attempt, Recalled) or (failure is not None and failure.kind == "abandoned"):
+            return
+        self.ledger.record(attempt.key, attempt.trajectory)
+        self.on_trajectory(attempt.trajectory)
 
     def policies(self, sampling: Sampling) -> OpenPolicy:
         @asynccontextmanager
@@ -113,3 +185,13 @@ async def prepare(task: AnyTask, cache: Path) -> None:
         raise
     except Exception as error:
         raise TaskError(f"task {task.id!r}: prepare() failed: {type(error).__name__}: {error}") from error
+
+
+def first_version(trajectory: Trajectory) -> int:
+    """The policy version that wrote its first token."""
+    return next((version for segment in trajectory.segments for version in segment.versions if version >= 0), 0)
+
+
+def group_of(gathered: Gathered[Attempt]) -> Group:
+    trajectories = tuple(attempt.trajectory for attempt in gathered.rollouts)
+    return Group(trajectories[0].task_id, trajectories)

@@ -86,8 +86,6 @@ class Torch(Section):
     """A PEFT adapter to start from, with the rank given above."""
     kv_tokens: PositiveInt = 131_072
     """Tokens whose keys and values the sampler may keep."""
-    slots: PositiveInt = 64
-    """Sessions that the sampler serves well at once."""
     pack_tokens: PositiveInt = 4096
     """Tokens of one training pass, counted once where sequences share them."""
 
@@ -159,6 +157,12 @@ class Training(Section):
     masked_stops: frozenset[Stop] = frozenset()
     """Runs that stopped so count in the baseline but are not trained on."""
     segment_weight: SegmentWeight = "segment"
+    staleness: NonNegativeInt = 0
+    """How many updates may lie between a group's first token and its training; 0 is strictly on-policy."""
+    refill: bool = False
+    """Dynamic sampling: a group without a gradient is replaced by another one of the same step."""
+    oversample: Annotated[float, Field(ge=1, le=4)] = 1.0
+    """Begin so many times the groups of a step, and abandon those that are not complete when it is full."""
     shuffle_rewards: bool = False
     """A control: rewards are dealt out at random over the step. Nothing should be learned."""
     save_every: PositiveInt = 1
@@ -168,6 +172,8 @@ class Training(Section):
     def _can_learn(self) -> "Training":
         if self.min_group > self.samples:
             raise ValueError(f"min_group = {self.min_group} is more than samples = {self.samples}: every group would be dropped")
+        if self.oversample > 1 and self.staleness:
+            raise ValueError("oversample goes with staleness = 0 only: a later step takes what an earlier one did not wait for")
         return self
 
 
@@ -181,10 +187,67 @@ class Evaluation(Section):
     """Before and after, also evaluate at temperature 0."""
 
 
-class Dispatch(Section):
-    kind: Literal["bounded"] = "bounded"
+class _Dispatch(Section):
+    """What all dispatchers keep to."""
+
+    init_seconds: PositiveFloat = 600.0
+    """Time for `setup`, and for `harvest`."""
+    reward_seconds: PositiveFloat = 600.0
+    """Time for `score`."""
+    retries: NonNegativeInt = 2
+    """How often a rollout that the infrastructure broke is tried again."""
+    backoff: NonNegativeFloat = 1.0
+    """Seconds before the first retry; twice as many before each further one."""
+
+
+class BatchDispatch(_Dispatch):
+    """Everything at once."""
+
+    kind: Literal["batch"]
+
+
+class BoundedDispatch(_Dispatch):
+    """Slots that are held through all stages."""
+
+    kind: Literal["bounded"]
     slots: PositiveInt = 64
     """Rollouts in flight."""
+
+
+class PipelineDispatch(_Dispatch):
+    """Workers for each stage, and a bounded queue between."""
+
+    kind: Literal["pipeline"]
+    init: PositiveInt = 32
+    run: PositiveInt = 64
+    reward: PositiveInt = 32
+    queue: PositiveInt = 32
+    """Rollouts that may wait before a stage."""
+
+
+class StreamDispatch(_Dispatch):
+    """Limits for each stage, runtimes prewarmed, runs admitted by the sampler's KV budget."""
+
+    kind: Literal["stream"]
+    init: PositiveInt = 32
+    """Rollouts in their init at once."""
+    run: PositiveInt = 128
+    """Rollouts in their run at once."""
+    reward: PositiveInt = 32
+    """Rollouts in their reward at once."""
+    runtimes: PositiveInt | None = None
+    """Runtimes open at once, prewarmed ones included; init + run when not given."""
+    kv_share: PositiveFloat = 1.0
+    """Runs are admitted while all their contexts, at full length, are at most this share of the sampler's KV tokens."""
+
+
+AnyDispatch = BatchDispatch | BoundedDispatch | PipelineDispatch | StreamDispatch
+
+Dispatch = Annotated[
+    AnyDispatch,
+    Field(discriminator="kind"),
+    pydantic.BeforeValidator(lambda value: {"kind": "stream"} | value if isinstance(value, dict) else value),
+]
 
 
 class Report(Section):
@@ -203,7 +266,7 @@ class Config(Section):
     training: Training | None = None
     warm_start: WarmStart | None = None
     evaluation: Evaluation = Evaluation()
-    dispatch: Dispatch = Dispatch()
+    dispatch: Dispatch = StreamDispatch(kind="stream")
     report: Report = Report()
 
 
@@ -260,8 +323,9 @@ def _set(values: dict[str, Any], override: str) -> None:
 def _complaint(error: pydantic.ValidationError) -> str:
     """The first problem in one line: which key, what is wrong, what would be right."""
     problem = error.errors()[0]
-    steps = [str(step) for step in problem["loc"] if step not in ("torch", "scripted")]
-    where = ".".join(steps)
+    steps = [str(step) for step in problem["loc"]]
+    tagged = len(steps) > 2 and steps[0] in ("backend", "dispatch")  # pydantic names the kind too, which the file does not
+    where = ".".join([steps[0], *steps[2:]] if tagged else steps)
     match problem["type"]:
         case "extra_forbidden":
             return f"unknown key {where!r}{nearest(steps[-1], _keys(steps[:-1]))}"
@@ -270,18 +334,21 @@ def _complaint(error: pydantic.ValidationError) -> str:
         case "value_error":
             return f"{where}: {problem['ctx']['error']}"
         case "union_tag_not_found":
-            return "the key 'backend.kind' is missing; write kind = \"torch\""
+            return f"the key '{where}.kind' is missing; write kind = \"torch\""
         case "union_tag_invalid":
-            return f"backend.kind = {problem['ctx']['tag']!r} is unknown; known: {problem['ctx']['expected_tags']}"
+            return f"{where}.kind = {problem['ctx']['tag']!r} is unknown; known: {problem['ctx']['expected_tags']}"
         case _:
             return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _keys(section: Sequence[str]) -> list[str]:
-    """The known keys of a section, looked up by its path."""
+    """The known keys of a section, looked up by its path; a step may be the kind of a section that has several."""
     models: list[Any] = [Config]
     for step in section:
-        models = [model for m in models if step in m.model_fields for model in _models(m.model_fields[step].annotation)]
+        kinds = [
+            m for m in models if "kind" in m.model_fields and step in getattr(m.model_fields["kind"].annotation, "__args__", ())
+        ]
+        models = kinds or [model for m in models if step in m.model_fields for model in _models(m.model_fields[step].annotation)]
     return [key for model in models for key in model.model_fields]
 
 

@@ -8,13 +8,13 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
-from palestra.collect import AnyTask, Collector
+from palestra.collect import Collector
 from palestra.errors import PalestraError
-from palestra.ledger import Phase
 from palestra.protocols import Sampling
 from palestra.rollout import describe
 from palestra.statistics import Estimate, pass_at
-from palestra.trajectory import Trajectory
+from palestra.task import AnyTask
+from palestra.trajectory import Phase, Trajectory
 
 
 @dataclass(frozen=True)

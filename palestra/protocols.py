@@ -1,15 +1,15 @@
 """Every seam of Palestra on one page. What stands on either side of a seam knows only these protocols."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from palestra.config import Loss
 from palestra.message import Message
 from palestra.tool import Schema
-from palestra.trajectory import Completion, FinishReason, Sample, Segment, Stage, Trajectory, Turn
+from palestra.trajectory import Completion, FinishReason, Sample, Segment, Stage, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,6 @@ class Sampling:
 class Capacity:
     """What a sampler can hold at once, where it knows."""
 
-    slots: int
     kv_tokens: int
 
 
@@ -46,6 +45,10 @@ class Sampler(Protocol):
 
 class Trainer(Protocol):
     """Takes gradients. They are summed by `accumulate` and normalised once, at `step`."""
+
+    @property
+    def version(self) -> int:
+        """The policy version that the sampler has."""
 
     async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
         """Add the samples' gradients. All samples of one step have the same loss."""
@@ -109,17 +112,41 @@ class Policy(Protocol):
 
 
 class StagedRollout(Protocol):
-    """What a dispatcher moves: `advance` runs one stage, and records a failure instead of raising it."""
+    """What a dispatcher moves: it records a failure instead of raising it, and says what comes next."""
 
     @property
-    def trajectory(self) -> Trajectory: ...
+    def next(self) -> Stage | None:
+        """The stage that comes next; None when it has ended."""
 
-    async def advance(self, stage: Stage) -> None: ...
+    @property
+    def rest(self) -> float:
+        """Seconds to wait before that: the back-off after a failure."""
+
+    @property
+    def expected_tokens(self) -> int:
+        """What its run may come to hold in the sampler."""
+
+    async def may_run(self) -> bool:
+        """Wait until its run may start, which is when the policy that it is for has been published; False when that will
+        never be."""
+
+    async def advance(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: it ends as soon as it can."""
 
     async def close(self) -> None: ...
+
+
+R = TypeVar("R", bound=StagedRollout)
 
 
 class Dispatcher(Protocol):
     """Decides which stage of which rollout runs now."""
 
-    def stream(self, rollouts: Iterable[StagedRollout]) -> AbstractAsyncContextManager[AsyncIterator[Trajectory]]: ...
+    @property
+    def prewarms(self) -> bool:
+        """Whether it opens the runtimes of rollouts whose run may not start yet."""
+
+    def stream(self, rollouts: AsyncIterable[R]) -> AbstractAsyncContextManager[AsyncIterator[R]]:
+        """The rollouts that have ended, as they end. Leaving the block early cancels and closes what is still under way."""

@@ -1,24 +1,45 @@
-"""One attempt at one task: init, run, reward. What goes wrong is recorded with its stage and kind, and everything is closed."""
+"""One attempt at one task: init, run, reward. What goes wrong is recorded with its stage and kind, and everything is closed.
+
+A rollout knows which stage comes next, after a failure too: what the infrastructure broke is tried again, what the model or the
+task did is not. A dispatcher only decides when.
+"""
 
 import asyncio
 import hashlib
-import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from palestra import agent
 from palestra.errors import InfrastructureError, UsageError
 from palestra.protocols import Policy, StagedRollout
-from palestra.task import Task, as_score
+from palestra.task import AnyTask, as_score
 from palestra.tool import Toolbox
-from palestra.trajectory import Failure, FailureKind, Stage, Trajectory
+from palestra.trajectory import Failure, FailureKind, Key, Span, Stage, Trajectory, now
 
 STAGES: tuple[Stage, ...] = ("init", "run", "reward")
 
+CLOSE_SECONDS = 60.0
+"""A runtime that takes longer to close is given up: one hanging sandbox must not hang the whole run."""
+
+PART_SECONDS = 1.0
+
 OpenPolicy = Callable[[int], AbstractAsyncContextManager[Policy]]
 """Opens the policy for one rollout, given its sampling seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long stages may take, and how often a rollout is tried again."""
+
+    init_seconds: float = 600.0
+    """Also for taking out what is graded: both are the runtime's time, not the model's."""
+    reward_seconds: float = 600.0
+    retries: int = 2
+    backoff: float = 1.0
+    """Seconds before the first retry; twice as many before each further one."""
 
 
 def seed_of(*parts: str | int) -> int:
@@ -27,25 +48,45 @@ def seed_of(*parts: str | int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+async def at_once() -> bool:
+    return True
+
+
 class Rollout:
     def __init__(
         self,
-        task: Task[Any, Any],
-        index: int,
+        task: AnyTask,
+        key: Key,
         open_policy: OpenPolicy,
         limits: agent.Limits,
         seed: int,
+        *,
+        patience: Patience = Patience(),  # noqa: B008  # frozen
+        may_run: Callable[[], Awaitable[bool]] = at_once,
+        expected_tokens: int = 0,
         watch: agent.Watch = lambda _: None,
     ) -> None:
-        self.task = task
-        self.trajectory = Trajectory(task.id, index)
+        self.task, self.key = task, key
+        self.trajectory = Trajectory(task.id, key.index)
+        self.next: Stage | None = "init"
+        self.rest = 0.0
+        self.expected_tokens = expected_tokens
         self._open_policy, self._limits, self._seed, self._watch = open_policy, limits, seed, watch
+        self._patience, self._may_run = patience, may_run
         self._runtime = AsyncExitStack()
+        self._open = False
         self._env: Any = None
         self._artifact: Any = None
+        self._working: asyncio.Task[Any] | None = None
+        self._abandoned = self._cancelled_itself = False
 
-    async def advance(self, stage: Stage) -> None:
-        """Run one stage. Raises only cancellation, and what the user has to mend."""
+    async def may_run(self) -> bool:
+        return self._abandoned or await self._may_run() or self._abandoned  # who is abandoned goes on, and ends at once
+
+    async def advance(self) -> None:
+        """Run the next stage. Raises only cancellation, and what the user has to mend."""
+        stage = self.next
+        assert stage is not None
         await self._timed(stage, {"init": self._init, "run": self._run, "reward": self._reward}[stage])
 
     async def instead_of_run(self, what: Literal["gold", "noop"]) -> None:
@@ -54,18 +95,46 @@ class Rollout:
 
     async def close(self) -> None:
         """Close the runtime; what goes wrong in that is recorded too. Calling it again does no harm."""
-        await self._guarded("run", lambda: _close(self._runtime))
+        if self._open:
+            await self._guarded("run", self._close_runtime)
+
+    async def _close_runtime(self) -> None:
+        self._open = False
+        await _close(self._runtime)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: end it as soon as can be."""
+        self._abandoned = True
+        if self._working is not None and not self._cancelled_itself:
+            self._cancelled_itself = True
+            self._working.cancel()
 
     async def _timed(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
-        started = time.monotonic()
+        started = now()
         try:
-            await self._guarded(stage, work)
+            if self._abandoned:
+                self._fail(stage, "abandoned", "its step no longer waits for it")
+            else:
+                await self._guarded(stage, work)
         finally:
-            self.trajectory.seconds[stage] = time.monotonic() - started
+            self.trajectory.spans.append(Span(stage, started, now()))
+        await self._move_on(stage)
 
     async def _guarded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
+        self._working = asyncio.current_task()
+        assert self._working is not None
         try:
             await work()
+        except asyncio.CancelledError:
+            if self._cancelled_itself:
+                self._cancelled_itself = False
+                self._fail(stage, "abandoned", "its step no longer waits for it")
+                if self._working.uncancel():  # somebody else has cancelled it too
+                    raise
+            elif self._working.cancelling():
+                raise
+            else:  # nobody cancelled this rollout: the task's own code raised it
+                self._fail(stage, "bug", "CancelledError: something that it waited for was cancelled")
         except UsageError:
             raise
         except InfrastructureError as error:
@@ -75,9 +144,33 @@ class Rollout:
         except Exception as error:  # noqa: BLE001  # the boundary of a rollout: a bug in a task or tool must not stop the others
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._fail(stage, "bug", f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
+        finally:
+            self._working = None
+
+    async def _move_on(self, stage: Stage) -> None:
+        """Decide what comes next."""
+        failure, self.rest = self.trajectory.failure, 0.0
+        if failure is None:
+            self.next = {"init": "run", "run": "reward", "reward": None}[stage]
+            return
+        earlier = self.trajectory.retried
+        if not _may_be_tried_again(failure) or len(earlier) >= self._patience.retries:
+            self.next = None
+            return
+        self.rest = self._patience.backoff * 2 ** len(earlier)
+        if stage == "reward":  # what is graded is at hand: the run is not to be repeated
+            self.trajectory.failure = None
+        else:
+            await self.close()
+            spans = self.trajectory.spans
+            self.trajectory = Trajectory(self.task.id, self.key.index, spans=spans)
+        self.trajectory.retried = [*earlier, failure]
+        self.next = "reward" if stage == "reward" else "init"
 
     async def _init(self) -> None:
-        self._env = await self.task.setup(self._runtime)
+        self._open = True
+        async with _within(self._patience.init_seconds, "setup()", "dispatch.init_seconds"):
+            self._env = await self.task.setup(self._runtime)
 
     async def _run(self) -> None:
         tools = Toolbox(self.task.tools(self._env))
@@ -101,14 +194,16 @@ class Rollout:
         self.task.prompt(self._env)
 
     async def _harvest(self) -> None:
-        self._artifact = await self.task.harvest(self._env, self.trajectory)
+        async with _within(self._patience.init_seconds, "harvest()", "dispatch.init_seconds"):
+            self._artifact = await self.task.harvest(self._env, self.trajectory)
         self.trajectory.artifact = self._artifact
-        await self.close()
+        await self._close_runtime()
 
     async def _reward(self) -> None:
         stack = AsyncExitStack()
         try:
-            value = await self.task.score(self._artifact, self.trajectory, stack)
+            async with _within(self._patience.reward_seconds, "score()", "dispatch.reward_seconds"):
+                value = await self.task.score(self._artifact, self.trajectory, stack)
         finally:
             await _close(stack)
         score = as_score(value, self.task.id)
@@ -121,25 +216,65 @@ class Rollout:
             self.trajectory.failure = Failure(stage, kind, detail)
 
 
+class _within:
+    """A time limit that says whose it was."""
+
+    def __init__(self, seconds: float, what: str, key: str) -> None:
+        self._limit = asyncio.timeout(seconds)
+        self._complaint = f"{what} took longer than {key} = {seconds:g}"
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._limit.__aexit__(*error)
+        except TimeoutError:
+            raise TimeoutError(self._complaint) from None
+
+
+def _may_be_tried_again(failure: Failure) -> bool:
+    return failure.kind == "infrastructure" or (failure.kind == "timeout" and failure.stage == "init")
+
+
 async def run_through(rollout: StagedRollout) -> None:
-    """All stages, one after the other, up to the first failure; closed at the end, come what may."""
+    """All stages, one after the other, retries included; closed at the end, come what may."""
     try:
-        for stage in STAGES:
-            await rollout.advance(stage)
-            if rollout.trajectory.failure is not None:
-                break
+        while rollout.next is not None:
+            if rollout.rest:
+                await asyncio.sleep(rollout.rest)
+            if rollout.next == "run" and not await rollout.may_run():
+                return
+            await rollout.advance()
     finally:
         await rollout.close()
 
 
 async def _close(stack: AsyncExitStack) -> None:
     """Close what is on the stack. Who is cancelled meanwhile waits: half a closing could leave a sandbox running."""
+    closing = asyncio.create_task(_close_in_time(stack))
+    cancelled: asyncio.CancelledError | None = None
+    while not closing.done():
+        try:
+            await asyncio.wait([closing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    failure = closing.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failure is not None:
+        raise failure
+
+
+async def _close_in_time(stack: AsyncExitStack) -> None:
     closing = asyncio.create_task(stack.aclose())
-    try:
-        await asyncio.shield(closing)
-    except asyncio.CancelledError:
-        await asyncio.wait([closing])
-        raise
+    _, late = await asyncio.wait([closing], timeout=CLOSE_SECONDS)
+    if not late:
+        return closing.result()
+    while late:  # each part that hangs has to be cancelled in its turn
+        closing.cancel()
+        _, late = await asyncio.wait([closing], timeout=PART_SECONDS)
+    raise TimeoutError(f"the runtime was not closed within {CLOSE_SECONDS:g} s")
 
 
 def describe(failure: Failure) -> str:

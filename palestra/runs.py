@@ -58,6 +58,14 @@ class RunFolder:
                 rows.append(json.loads(line))
         return rows
 
+    def keep_metrics(self, before: int) -> None:
+        """Forget the rows of what a run that goes on from this step will do again."""
+        rows = [row for row in self.read_metrics() if row["step"] < before or ("evaluation" in row and row["step"] == before)]
+        partial = self.metrics.with_suffix(".part")
+        with _storing(self.path):
+            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            partial.replace(self.metrics)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         partial = self.summary.with_suffix(".part")
         with _storing(self.path):

@@ -69,6 +69,9 @@ class Task(Generic[Env, Artifact]):
         raise NotImplementedError(f"{type(self).__name__} has no solve(), so its gold solution cannot be checked")
 
 
+AnyTask = Task[Any, Any]
+
+
 def as_score(value: object, task_id: str) -> Score:
     """What `score` returned, checked: a finite number, alone or in a `Score`."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]  # checked on the next line

@@ -12,9 +12,7 @@ from typing import Any
 
 from palestra.config import Tasks
 from palestra.errors import ConfigError, TaskError, nearest
-from palestra.task import Task
-
-AnyTask = Task[Any, Any]
+from palestra.task import AnyTask, Task
 
 
 def load(section: Tasks, key: str) -> list[AnyTask]:

@@ -6,26 +6,28 @@ from there: what was sampled since is in the ledger, and is trained on once.
 
 import asyncio
 import dataclasses
-import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from palestra import agent, checkpoint, dispatch, taskset
-from palestra.advantage import Credit, credit
 from palestra.backends.opening import Opened, open_backend
-from palestra.collect import AnyTask, Collector
+from palestra.collect import Collector
 from palestra.config import Config, Training
-from palestra.errors import ConfigError, PalestraError, StorageError, cause
+from palestra.errors import ConfigError, StorageError, cause
 from palestra.evaluation import Result, evaluate
-from palestra.ledger import Key, Ledger, Phase, StepRecord
+from palestra.gather import learn
+from palestra.learner import StepLearner
+from palestra.ledger import Ledger, StepRecord
+from palestra.pace import Pace
 from palestra.protocols import Sampling, Trainer
 from palestra.report import Reporter
-from palestra.rollout import describe
+from palestra.rollout import Patience
 from palestra.runs import RunFolder
-from palestra.trajectory import Group, Trajectory
+from palestra.task import AnyTask
+from palestra.trajectory import Phase
 from palestra.warm_start import warm_start
 
 
@@ -69,12 +71,15 @@ def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFold
     return Collector(
         sampler=backend.sampler,
         renderer=backend.renderer,
-        dispatcher=dispatch.make(config.dispatch),
+        make_dispatcher=lambda: dispatch.make(config.dispatch, backend.sampler.capacity),
         ledger=ledger,
         limits=agent.Limits(config.agent.turns, config.agent.seconds),
         context=config.agent.context,
         seed=config.run.seed,
         cache=run.cache,
+        patience=Patience(
+            config.dispatch.init_seconds, config.dispatch.reward_seconds, config.dispatch.retries, config.dispatch.backoff
+        ),
     )
 
 
@@ -112,11 +117,8 @@ class _Training:
             heldout = {task.id for task in self.heldout}
             await warm_start(self.config.warm_start, self.trainer, self.collector.renderer, self.reporter, heldout)
         base = await self._evaluate(0, greedy=self.config.evaluation.greedy)
-        every = self.config.evaluation.every
-        for step in range(self.done, self.plan.steps):
-            if every and step and step % every == 0:
-                await self._evaluate(step)
-            await self._step(step)
+        if self.done < self.plan.steps:
+            await self._learn()
         final = await self._evaluate(self.plan.steps, greedy=self.config.evaluation.greedy)
         adapter = self.run_folder.path / "adapter"
         await self.trainer.export(adapter)
@@ -127,6 +129,7 @@ class _Training:
         checkpoint.sweep(self.run_folder.checkpoints)
         name = self.ledger.checkpoint()
         if name is None:
+            self.run_folder.keep_metrics(0)
             return
         folder = self.run_folder.checkpoints / name
         if not checkpoint.valid(folder):
@@ -137,63 +140,44 @@ class _Training:
             self.ledger.rewind(folder.name)
         await self.trainer.load(folder)
         self.done = self.ledger.committed_step() + 1
+        self.run_folder.keep_metrics(self.done)
         for row in self.run_folder.read_metrics():
             if row.get("evaluation") == "sampled" and row["pass@1"]["value"] > self.best[0]:
                 self.best = (row["pass@1"]["value"], row["step"])
 
-    async def _step(self, step: int) -> None:
-        """Collect, give credit, update, publish, save."""
-        self.reporter.begin_step(step, self.plan.steps, self.plan.groups * self.plan.samples)
-        started = time.monotonic()
-        batch = taskset.batch(self.tasks, step, self.plan.groups, self.config.run.seed)
-        groups: list[Group] = []
-        credits: list[Credit] = []
-        async with self.collector.groups(batch, self.plan.samples, step, sampling_of(self.config)) as stream:
-            async for group in stream:
-                groups.append(group)
-                if not self.plan.shuffle_rewards:
-                    credits.append(await self._learn_from(group))
-        if len(groups) < len(batch):
-            await self.trainer.discard()
-            raise _Stopped
-        if self.plan.shuffle_rewards:
-            credits = [
-                await self._learn_from(group) for group in _shuffled(groups, random.Random(f"{self.config.run.seed}/{step}"))
-            ]
-        _refuse_total_failure(groups, step)
-        collected = time.monotonic()
-        learned: dict[str, float] = {}
-        if any(outcome.samples for outcome in credits):
-            learned = dict(await self.trainer.step(self._learning_rate(step)))
-            await self.trainer.publish()
-        metrics = {
-            **_describe(groups, credits),
-            **learned,
-            "seconds": time.monotonic() - started,
-            "rollout_seconds": collected - started,
-        }
-        self.uncommitted.append(_record(step, metrics, groups, credits))
-        self.done = step + 1
-        if (step + 1) % self.plan.save_every == 0 or step + 1 == self.plan.steps:
-            await self._save()
-        self.run_folder.append_metrics({"step": step, **metrics})
-        self.reporter.end_step(step, metrics)
-
-    async def _learn_from(self, group: Group) -> Credit:
-        outcome = credit(
-            group,
-            self.plan.estimator,
-            min_group=self.plan.min_group,
-            masked_stops=self.plan.masked_stops,
-            segment_weight=self.plan.segment_weight,
+    async def _learn(self) -> None:
+        """The steps that are left."""
+        plan, left = self.plan, self.plan.steps - self.done
+        extra = round((plan.oversample - 1) * plan.groups)
+        pace = Pace(plan.groups, left, staleness=plan.staleness, extra=extra, version=self.trainer.version)
+        learner = StepLearner(
+            plan, self.config.loss, self.trainer, pace, self.config.run.seed, self.done, self._end_step, self._begin_step
         )
-        if outcome.samples:
-            await self.trainer.accumulate(outcome.samples, self.config.loss)
-        return outcome
+        rounds = ((n, taskset.batch(self.tasks, n, plan.groups, self.config.run.seed)) for n in count())
+        await self._evaluate_if_due()
+        self._begin_step(self.done)
+        async with self.collector.groups(rounds, plan.samples, pace, sampling_of(self.config)) as groups:
+            if not await learn(groups, pace, learner, left, self.collector.stopping):
+                await self.trainer.discard()
+                raise _Stopped
 
-    def _learning_rate(self, step: int) -> float:
-        warmup = self.plan.warmup_steps
-        return self.plan.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+    def _begin_step(self, step: int) -> None:
+        self.reporter.begin_step(step, self.plan.steps, self.plan.groups * self.plan.samples)
+
+    async def _end_step(self, record: StepRecord) -> None:
+        """Save and report, and evaluate where that is due."""
+        self.uncommitted.append(record)
+        self.done = record.step + 1
+        if self.done % self.plan.save_every == 0 or self.done == self.plan.steps:
+            await self._save()
+        self.run_folder.append_metrics({"step": record.step, **record.metrics})
+        self.reporter.end_step(record.step, record.metrics)
+        await self._evaluate_if_due()
+
+    async def _evaluate_if_due(self) -> None:
+        every = self.config.evaluation.every
+        if every and 0 < self.done < self.plan.steps and self.done % every == 0:
+            await self._evaluate(self.done)
 
     async def _save(self) -> None:
         if not self.uncommitted:
@@ -227,8 +211,10 @@ class _Training:
         if success > self.best[0]:
             self.best = (success, step)
             await self.trainer.export(self.run_folder.path / "best")
+        known = {(row["step"], row.get("evaluation")) for row in self.run_folder.read_metrics()}
         for name, result in results.items():
-            self.run_folder.append_metrics({"step": step, "evaluation": name, **result.to_json()})
+            if (step, name) not in known:  # a run that goes on finds what it evaluated before in the ledger
+                self.run_folder.append_metrics({"step": step, "evaluation": name, **result.to_json()})
             self.reporter.end_evaluation(step, name, result)
         return results
 
@@ -268,52 +254,3 @@ def _refuse_overlap(tasks: Sequence[AnyTask], heldout: Sequence[AnyTask]) -> Non
     both = {task.id for task in tasks} & {task.id for task in heldout}
     if both:
         raise ConfigError(f"task {min(both)!r} is in tasks.train and in tasks.heldout; what is evaluated must not be trained on")
-
-
-def _refuse_total_failure(groups: Sequence[Group], step: int) -> None:
-    """A step in which nothing succeeded in running at all would go on failing, quietly and for ever."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
-    if len(failures) == len(trajectories):
-        raise PalestraError(f"every rollout of step {step} failed; the first: {describe(failures[0])}")
-
-
-def _shuffled(groups: Sequence[Group], chance: random.Random) -> list[Group]:
-    """The control: the step's own rewards, dealt out at random."""
-    done = [t for group in groups for t in group.trajectories if t.reward is not None]
-    rewards = [t.reward for t in done]
-    chance.shuffle(rewards)
-    dealt = {id(t): reward for t, reward in zip(done, rewards, strict=True)}
-    return [Group(g.task_id, tuple(_with_reward(t, dealt.get(id(t))) for t in g.trajectories)) for g in groups]
-
-
-def _with_reward(trajectory: Trajectory, reward: float | None) -> Trajectory:
-    return dataclasses.replace(trajectory, reward=reward)
-
-
-def _describe(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str, float]:
-    trajectories = [t for group in groups for t in group.trajectories]
-    done = [t for t in trajectories if t.reward is not None]
-    outcomes = Counter(outcome.outcome for outcome in credits)
-    count = max(1, len(done))
-    return {
-        "reward": sum(t.reward or 0.0 for t in done) / count,
-        "turns": sum(len(t.turns) for t in done) / count,
-        "sampled_tokens": sum(t.sampled_tokens for t in done),
-        "failed": len(trajectories) - len(done),
-        "groups_trained": outcomes["trained"],
-        "groups_without_spread": outcomes["no_spread"],
-        "groups_too_small": outcomes["too_small"],
-    }
-
-
-def _record(step: int, metrics: dict[str, float], groups: Sequence[Group], credits: Sequence[Credit]) -> StepRecord:
-    """Which trajectories the step trained on, and which gave no gradient."""
-    trained: list[Key] = []
-    filtered: list[Key] = []
-    for group, outcome in zip(groups, credits, strict=True):
-        for trajectory in group.trajectories:
-            if trajectory.failure is None:
-                keys = trained if outcome.outcome == "trained" else filtered
-                keys.append(Key("train", step, group.task_id, trajectory.index))
-    return StepRecord(step, metrics, trained, filtered)

@@ -4,11 +4,27 @@ Tokens as sampled are the only truth. A segment is append-only: the list that is
 trained on, and only what the sampler wrote has mask True.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from palestra.message import JSON, Message
+
+Phase = Literal["train", "eval", "greedy"]
+"""Training, evaluation as configured, and evaluation at temperature 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which rollout of a run it is. It follows from the plan alone, so a run that resumes looks for the same keys again."""
+
+    phase: Phase
+    step: int
+    """In training the round in which its task came up, and only under staleness 0 the step that trains on it."""
+    task_id: str
+    index: int
+
 
 FinishReason = Literal["stop", "length"]
 """Why a completion ended: the model wrote a stop token, or it was cut at the limit."""
@@ -18,8 +34,9 @@ Stage = Literal["init", "run", "reward"]
 Stop = Literal["finish", "answer", "turns", "context", "time"]
 """Why a run ended: a tool finished it, a reply called no tool, or one of its budgets was used up."""
 
-FailureKind = Literal["infrastructure", "timeout", "bug"]
-"""Infrastructure and timeouts may be tried again; a bug in a task or tool would only repeat itself."""
+FailureKind = Literal["infrastructure", "timeout", "bug", "abandoned"]
+"""Infrastructure may be tried again, and so may an init that hangs; a bug in a task or tool would only repeat itself. A rollout
+is abandoned when its step no longer waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,22 @@ class Failure:
     detail: str
 
 
+class Span(NamedTuple):
+    """What a rollout did from when to when, in seconds since 1970: a stage, or within the run a `sample` or a `tool`."""
+
+    what: Literal["init", "run", "reward", "sample", "tool"]
+    start: float
+    end: float
+
+
+_EPOCH = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Seconds since 1970 that never go backwards within a process."""
+    return _EPOCH + time.monotonic()
+
+
 @dataclass(slots=True)
 class Trajectory:
     """One attempt at one task, filled in stage by stage."""
@@ -102,7 +135,18 @@ class Trajectory:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    retried: list[Failure] = field(default_factory=list)
+    """Failures after which it was tried again."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each stage took, retries included."""
+        total: dict[str, float] = {}
+        for what, start, end in self.spans:
+            if what in ("init", "run", "reward"):
+                total[what] = total.get(what, 0.0) + end - start
+        return total
 
     @property
     def messages(self) -> list[Message]:

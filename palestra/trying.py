@@ -11,14 +11,16 @@ from rich.text import Text
 
 from palestra import agent, taskset
 from palestra.backends.opening import open_backend
-from palestra.collect import AnyTask, prepare
+from palestra.collect import prepare
 from palestra.config import Config, load
 from palestra.errors import ConfigError, nearest
 from palestra.ledger import Ledger
 from palestra.message import Message, to_json
 from palestra.rollout import Rollout, describe, run_through
 from palestra.runs import RunFolder
+from palestra.task import AnyTask
 from palestra.training import make_collector, sampling_of
+from palestra.trajectory import Key
 
 _COLOURS = {"system": "bright_black", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -45,7 +47,8 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
             await prepare(task, collector.cache)
             limits = agent.Limits(config.agent.turns, config.agent.seconds)
             policies = collector.policies(sampling_of(config))
-            rollout = Rollout(task, 0, policies, limits, config.run.seed, lambda message: _show(console, message))
+            key = Key("eval", 0, task.id, 0)
+            rollout = Rollout(task, key, policies, limits, config.run.seed, watch=lambda message: _show(console, message))
             await run_through(rollout)
     trajectory = rollout.trajectory
     if trajectory.failure is not None:

@@ -105,6 +105,8 @@ class Dice:
     renderer: Renderer
     seeds: list[int] = field(default_factory=list)
     open: int = 0
+    version: Callable[[], int] = lambda: 0
+    """Of the policy, at every call."""
 
     @property
     def capacity(self) -> Capacity | None:
@@ -114,7 +116,7 @@ class Dice:
     async def session(self, seed: int, expected_tokens: int) -> AsyncIterator["_Throw"]:
         self.seeds.append(seed)
         self.open += 1
-        yield _Throw(random.Random(seed), self.renderer)
+        yield _Throw(random.Random(seed), self.renderer, self.version)
         self.open -= 1
 
 
@@ -122,6 +124,7 @@ class Dice:
 class _Throw:
     chance: random.Random
     renderer: Renderer
+    version: Callable[[], int]
     turns: int = 0
 
     async def sample(self, tokens: Sequence[int], sampling: Sampling) -> Completion:
@@ -130,4 +133,4 @@ class _Throw:
             await asyncio.sleep(0)
         look, right, wrong = ("look", {"at": "tea"}), ("done", {"answer": "right"}), ("done", {"answer": "wrong"})
         reply = self.renderer.reply(calling(look if self.turns == 1 else self.chance.choice([right, wrong])))
-        return Completion(reply, [-self.chance.random() for _ in reply], [0] * len(reply), "stop")
+        return Completion(reply, [-self.chance.random() for _ in reply], [self.version()] * len(reply), "stop")

@@ -1,7 +1,8 @@
 """From tasks to groups: recorded before anyone sees them, never sampled twice, and the same whatever the schedule."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,12 +10,21 @@ import pytest
 from playing import Diary, Dice, Probe
 
 from palestra.agent import Limits
-from palestra.collect import Collector
+from palestra.collect import Attempt, Collector, first_version, group_of
+from palestra.dispatch.batch import Batch
 from palestra.dispatch.bounded import Bounded
+from palestra.dispatch.pipeline import Pipeline
+from palestra.dispatch.stream import Stream
 from palestra.errors import InfrastructureError, TaskError
-from palestra.ledger import Key, Ledger, Phase
-from palestra.protocols import Renderer, Sampling
-from palestra.trajectory import Failure, Group, Trajectory
+from palestra.gather import Gathered
+from palestra.ledger import Ledger, StepRecord
+from palestra.pace import Pace
+from palestra.protocols import Dispatcher, Renderer, Sampling
+from palestra.rollout import Patience
+from palestra.trajectory import Completion, Failure, Group, Key, Phase, Segment, Trajectory
+
+ALL = 1000
+"""More groups than any test has: the pace lets all of them run at once, and the stream ends with the plan."""
 
 
 @pytest.fixture
@@ -25,7 +35,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def collector(renderer: Renderer, ledger: Ledger, tmp_path: Path) -> Collector:
-    return Collector(Dice(renderer), renderer, Bounded(4), ledger, Limits(4, 60.0), 100_000, 0, tmp_path / "cache")
+    return Collector(Dice(renderer), renderer, lambda: Bounded(4), ledger, Limits(4, 60.0), 100_000, 0, tmp_path / "cache")
 
 
 def dice(collector: Collector) -> Dice:
@@ -33,9 +43,15 @@ def dice(collector: Collector) -> Dice:
     return collector.sampler
 
 
+def opened(
+    collector: Collector, rounds: Sequence[Sequence[Probe]], samples: int, first: int = 0, pace: Pace | None = None
+) -> AbstractAsyncContextManager[AsyncIterator[Gathered[Attempt]]]:
+    return collector.groups(enumerate(rounds, first), samples, pace or Pace(ALL, 1), Sampling())
+
+
 async def groups(collector: Collector, tasks: Sequence[Probe], samples: int = 3, step: int = 0) -> list[Group]:
-    async with collector.groups(tasks, samples, step, Sampling()) as stream:
-        return [group async for group in stream]
+    async with opened(collector, [tasks], samples, step) as stream:
+        return [group_of(group) async for group in stream]
 
 
 async def trajectories(
@@ -69,10 +85,10 @@ async def test_groups_are_complete_and_in_order(collector: Collector) -> None:
 
 
 async def test_a_group_comes_before_the_others_are_done(collector: Collector) -> None:
-    collector.dispatcher = Bounded(1)
-    async with collector.groups(tasks(3), 2, 0, Sampling()) as stream:
+    collector.make_dispatcher = lambda: Bounded(1)
+    async with opened(collector, [tasks(3)], 2) as stream:
         first = await anext(stream)
-        assert first.task_id == "task-0"
+        assert (first.number, group_of(first).task_id) == (0, "task-0")
         assert len(dice(collector).seeds) < 6
 
 
@@ -90,13 +106,20 @@ async def test_a_trajectory_is_in_the_ledger_before_anyone_sees_it(collector: Co
 
 async def test_the_schedule_changes_nothing(renderer: Renderer, tmp_path: Path) -> None:
     outcomes = []
-    for number, (slots_, turned) in enumerate([(1, False), (1, True), (7, False), (3, True)]):
+    makers: list[Callable[[], Dispatcher]] = [
+        lambda: Bounded(1),
+        lambda: Bounded(7),
+        Batch,
+        lambda: Pipeline(2, 1, 3, 1),
+        lambda: Stream(1, 2, 1, 3, 150_000),
+    ]
+    for number, (make, turned) in enumerate((make, turned) for make in makers for turned in (False, True)):
         with Ledger.open(tmp_path / f"{number}.sqlite") as ledger:
-            collector = Collector(Dice(renderer), renderer, Bounded(slots_), ledger, Limits(4, 60.0), 100_000, 0, tmp_path)
+            collector = Collector(Dice(renderer), renderer, make, ledger, Limits(4, 60.0), 100_000, 0, tmp_path)
             asked = tasks(4)[::-1] if turned else tasks(4)
             outcomes.append(what_happened(await trajectories(collector, asked, 3)))
     assert len(outcomes[0]) == 12
-    assert outcomes[1:] == outcomes[:1] * 3
+    assert outcomes[1:] == outcomes[:1] * 9
 
 
 async def test_each_rollout_has_a_seed_of_its_own(collector: Collector) -> None:
@@ -121,7 +144,8 @@ async def test_what_is_known_is_not_sampled_again(collector: Collector, phase: P
     after = await trajectories(collector, tasks(4), 3, phase, 2)
     assert slots(after) == [(f"task-{task}", index) for task in range(4) for index in range(3)]
     assert len(dice(collector).seeds) - sampled == 12 - 5
-    assert what_happened(after[:5]) == recorded, "what is known comes first, as it was"
+    known = [trajectory for trajectory in after if (trajectory.task_id, trajectory.index) in recorded]
+    assert what_happened(known) == recorded, "what is known comes as it was"
     assert len(heard) == 7, "only what is new is told of"
     again = await trajectories(collector, tasks(4), 3, phase, 2)
     assert slots(again) == slots(after)
@@ -134,7 +158,10 @@ async def test_a_resumed_step_gives_whole_groups(collector: Collector) -> None:
         for _ in range(7):
             await anext(stream)
     sampled = len(dice(collector).seeds)
+    heard: list[Trajectory] = []
+    collector.on_trajectory = heard.append
     found = await groups(collector, tasks(4), step=0)
+    assert len(heard) == 5, "only what is new is told of"
     assert sorted(group.task_id for group in found) == sorted(whole)
     assert all([t.index for t in group.trajectories] == [0, 1, 2] for group in found)
     assert len(dice(collector).seeds) - sampled == 5
@@ -151,7 +178,7 @@ def failed(task: str, index: int) -> Trajectory:
     return Trajectory(task, index, failure=Failure("run", "infrastructure", "no sandbox"))
 
 
-async def test_a_failed_training_rollout_is_tried_again(collector: Collector, ledger: Ledger) -> None:
+async def test_a_failed_training_rollout_of_an_interrupted_run_is_tried_again(collector: Collector, ledger: Ledger) -> None:
     ledger.record(Key("train", 0, "task-0", 1), failed("task-0", 1))
     [group] = await groups(collector, tasks(1))
     assert [t.failure for t in group.trajectories] == [None, None, None]
@@ -174,7 +201,7 @@ async def test_failures_are_members_of_their_group(collector: Collector, ledger:
 
 
 async def test_once_it_is_stopping_nothing_starts_and_what_began_is_recorded(collector: Collector, ledger: Ledger) -> None:
-    collector.dispatcher = Bounded(3)
+    collector.make_dispatcher = lambda: Bounded(3)
     collector.stopping = lambda: len(dice(collector).seeds) >= 4
     found = await groups(collector, tasks(5), samples=2)
     assert len(dice(collector).seeds) <= 4 + 2, "those under way may end"
@@ -195,6 +222,152 @@ async def test_what_the_user_must_mend_comes_out_as_it_is(collector: Collector) 
     with pytest.raises(TaskError, match="mend it"):
         await groups(collector, [*tasks(3, diary=diary), Probe("odd", diary, breaks={"score": TaskError("mend it")})])
     assert diary.open == 0
+
+
+async def test_what_the_infrastructure_breaks_is_tried_again_and_recorded_once(collector: Collector, ledger: Ledger) -> None:
+    @dataclass(frozen=True)
+    class Shaky(Probe):
+        tries: list[int] = field(default_factory=list, compare=False)
+
+        def _reach(self, method: str) -> None:
+            super()._reach(method)
+            if method == "setup":
+                self.tries.append(1)
+                if len(self.tries) % 2:
+                    raise InfrastructureError("no sandbox")
+
+    collector.patience = Patience(retries=1, backoff=0.0)
+    collector.make_dispatcher = lambda: Bounded(1)
+    [group] = await groups(collector, [Shaky("a")])
+    assert [(t.failure, len(t.retried)) for t in group.trajectories] == [(None, 1)] * 3
+    assert [(row.state, row.attempts, len(row.trajectory.retried)) for row in ledger.trajectories()] == [("finished", 1, 1)] * 3
+    assert len(dice(collector).seeds) == len(set(dice(collector).seeds)) == 3
+
+
+# Rounds
+
+
+async def take(collector: Collector, rounds: Sequence[Sequence[Probe]], pace: Pace, count: int) -> list[tuple[int, Group]]:
+    """Take so many groups, one after the other, and publish whenever a step is full."""
+    found = []
+    async with opened(collector, rounds, 2, pace=pace) as stream:
+        async for gathered in stream:
+            found.append((pace.version, group_of(gathered)))
+            assert pace.may_take(gathered.number)
+            pace.take(gathered.number)
+            if pace.full:
+                pace.publish()
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_round_after_round_as_the_pace_allows(collector: Collector, ledger: Ledger) -> None:
+    rounds = [tasks(6)[0:2], tasks(6)[2:4], tasks(6)[4:6], tasks(6)[0:2]]
+    found = await take(collector, rounds, Pace(2, 4), 8)
+    assert sorted((version, group.task_id) for version, group in found) == [
+        (0, "task-0"), (0, "task-1"), (1, "task-2"), (1, "task-3"),
+        (2, "task-4"), (2, "task-5"), (3, "task-0"), (3, "task-1"),
+    ]  # fmt: skip
+    keys = sorted((row.key.step, row.key.task_id, row.key.index) for row in ledger.trajectories())
+    assert keys == [(n, task.id, index) for n, round_ in enumerate(rounds) for task in round_ for index in (0, 1)]
+    assert len(set(dice(collector).seeds)) == 16, "the same task in a later round is another attempt"
+
+
+async def test_nothing_runs_before_its_policy_is_published(collector: Collector) -> None:
+    diary = Diary()
+    rounds = [[Probe(f"{step}-{n}", diary) for n in range(2)] for step in range(3)]
+    collector.make_dispatcher = lambda: Stream(8, 8, 8, 16)
+    pace = Pace(2, 3)
+    async with opened(collector, rounds, 2, pace=pace) as stream:
+        for _ in range(2):
+            await anext(stream)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert len(dice(collector).seeds) == 4, "the next step's runs wait"
+        assert diary.events.count("setup") == 8, "in runtimes that are open already"
+        for number in range(2):
+            pace.may_take(number)
+            pace.take(number)
+        pace.publish()
+        second = [await anext(stream) for _ in range(2)]
+    assert {group_of(group).task_id for group in second} == {"1-0", "1-1"}
+    assert diary.open == 0, "those of the third round were closed"
+
+
+async def test_groups_that_a_committed_step_has_settled_are_left_out(collector: Collector, ledger: Ledger) -> None:
+    rounds = [tasks(4)[:2], tasks(4)[2:]]
+    await take(collector, rounds, Pace(2, 2), 4)
+    done = [Key("train", 0, "task-0", index) for index in range(2)]
+    others = [Key("train", 1, "task-2", index) for index in range(2)]
+    ledger.commit_steps([StepRecord(0, {}, done, others)], "a")
+    sampled = len(dice(collector).seeds)
+    async with opened(collector, rounds, 2) as stream:
+        found = sorted(group_of(group).task_id for group in [group async for group in stream])
+    assert found == ["task-1", "task-3"]
+    assert len(dice(collector).seeds) == sampled, "and what was recorded of the others is not sampled again"
+
+
+async def test_a_group_that_goes_on_is_as_old_as_its_first_token(collector: Collector, ledger: Ledger) -> None:
+    def of(version: int, task: str, index: int) -> Trajectory:
+        segment = Segment()
+        segment.read([1, 2])
+        segment.wrote(Completion([3, 4], [-1.0, -1.0], [version, version + 1], "stop"))
+        return Trajectory(task, index, segments=[segment], stop="finish", reward=1.0)
+
+    ledger.commit_steps([StepRecord(step, {"version": step + 1}, []) for step in range(6)], "a")
+    ledger.record(Key("train", 0, "task-0", 1), of(5, "task-0", 1))
+    ledger.record(Key("train", 0, "task-0", 0), of(6, "task-0", 0))
+    ledger.record(Key("train", 0, "task-1", 0), of(3, "task-1", 0))
+    pace, ages = Pace(3, 4, staleness=2, version=6), {}
+    async with opened(collector, [tasks(3)], 2, pace=pace) as stream:
+        for _ in range(3):
+            gathered = await anext(stream)
+            assert pace.may_take(gathered.number)
+            ages[group_of(gathered).task_id] = pace.staleness_of(gathered.number)
+    assert ages == {"task-0": 1, "task-1": 2, "task-2": 0}, "and never older than what may still be trained on"
+
+
+def test_the_first_version_is_that_of_the_first_sampled_token() -> None:
+    read, written = Segment(), Segment()
+    read.read([1, 2, 3])
+    written.read([1])
+    written.wrote(Completion([2, 3], [0.0, 0.0], [7, 8], "stop"))
+    assert first_version(Trajectory("a", 0, segments=[read, written])) == 7
+    assert first_version(Trajectory("a", 0, segments=[read])) == 0
+
+
+async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger: Ledger) -> None:
+    """Its group comes out, for whoever counts what was lost; a run that goes on may try it again."""
+    hold = asyncio.Event()
+
+    async def wait(at: str) -> str:
+        """Look."""
+        await hold.wait()
+        return at
+
+    @dataclass(frozen=True)
+    class Slow(Probe):
+        def tools(self, env: str) -> Sequence[Callable[..., object]]:
+            _, *others = super().tools(env)
+            wait.__name__ = "look"
+            return [wait, *others]
+
+    pace = Pace(1, 3, extra=1)
+    collector.make_dispatcher, collector.limits = Batch, Limits(4, 2.0)
+    async with opened(collector, [[Slow("slow"), *tasks(1)]], 2, pace=pace) as stream:
+        first = await anext(stream)
+        assert group_of(first).task_id == "task-0"
+        pace.may_take(first.number)
+        pace.take(first.number)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        pace.publish()
+        lost = await anext(stream)
+    assert pace.has_abandoned(lost.number)
+    assert [t.failure and t.failure.kind for t in group_of(lost).trajectories] == ["abandoned"] * 2
+    assert all(t.sampled_tokens > 0 for t in group_of(lost).trajectories), "what it had written by then is counted"
+    assert {row.key.task_id for row in ledger.trajectories()} == {"task-0"}
 
 
 # Preparing

@@ -7,7 +7,20 @@ import pytest
 import tomli_w
 
 from palestra import config as configs
-from palestra.config import Config, Loss, Scripted, Torch, dump, load, parse
+from palestra.config import (
+    AnyDispatch,
+    BatchDispatch,
+    BoundedDispatch,
+    Config,
+    Loss,
+    PipelineDispatch,
+    Scripted,
+    StreamDispatch,
+    Torch,
+    dump,
+    load,
+    parse,
+)
 from palestra.errors import ConfigError
 
 BASE: dict[str, Any] = {"run": {"folder": "runs/x"}, "tasks": {"heldout": "task:rows"}}
@@ -65,7 +78,27 @@ def complaint(values: dict[str, Any]) -> str:
         ({"training": {"steps": 4}}, "the key 'training.groups' is missing"),
         ({"warm_start": {"data": "x"}}, "the key 'warm_start.steps' is missing"),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0: input should be greater than 0"),
-        ({"dispatch": {"kind": "magic"}}, "dispatch.kind = 'magic': input should be 'bounded'"),
+        ({"training": TRAINING | {"staleness": -1}}, "training.staleness = -1: input should be greater than or equal to 0"),
+        ({"training": TRAINING | {"oversample": 0.5}}, "training.oversample = 0.5: input should be greater than or equal to 1"),
+        ({"training": TRAINING | {"oversample": 5}}, "training.oversample = 5: input should be less than or equal to 4"),
+        ({"training": TRAINING | {"refill": "often"}}, "training.refill = 'often': input should be a valid boolean"),
+        (
+            {"training": TRAINING | {"oversample": 1.5, "staleness": 1}},
+            "training: oversample goes with staleness = 0 only",
+        ),
+        ({"warm_start": {"data": "x", "steps": 3, "batch": 0}}, "warm_start.batch = 0: input should be greater than 0"),
+        (
+            {"dispatch": {"kind": "magic"}},
+            "dispatch.kind = 'magic' is unknown; known: 'batch', 'bounded', 'pipeline', 'stream'",
+        ),
+        ({"dispatch": {"kind": "bounded", "slotz": 3}}, "unknown key 'dispatch.slotz'; did you mean 'slots'?"),
+        ({"dispatch": {"kind": "stream", "run": 0}}, "dispatch.run = 0: input should be greater than 0"),
+        ({"dispatch": {"kind": "stream", "runtimes": 0}}, "dispatch.runtimes = 0: input should be greater than 0"),
+        ({"dispatch": {"kind": "stream", "kv_share": 0}}, "dispatch.kv_share = 0: input should be greater than 0"),
+        ({"dispatch": {"kind": "batch", "retries": -1}}, "dispatch.retries = -1: input should be greater than or equal to 0"),
+        ({"dispatch": {"init_seconds": 0}}, "dispatch.init_seconds = 0: input should be greater than 0"),
+        ({"dispatch": {"rewrad_seconds": 5}}, "unknown key 'dispatch.rewrad_seconds'; did you mean 'reward_seconds'?"),
+        ({"dispatch": {"backoff": "long"}}, "dispatch.backoff = 'long': input should be a valid number"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(values: dict[str, Any], text: str) -> None:
@@ -117,7 +150,7 @@ def test_overrides_are_toml_values_or_bare_words(path: Path) -> None:
         ],
     )
     assert config.training is not None
-    assert (config.training.steps, config.training.masked_stops) == (8, {"time", "context"})
+    assert (config.training.steps, config.training.masked_stops) == (8, frozenset({"time", "context"}))
     assert (config.run.folder, config.tasks.heldout, config.evaluation.greedy) == (Path("runs/other run"), "task:other", False)
     assert isinstance(config.backend, Torch)
     assert config.backend.lora.rank == 4
@@ -169,7 +202,7 @@ FULL: dict[str, Any] = {
     "training": TRAINING | {"masked_stops": ["time", "turns"], "shuffle_rewards": True, "estimator": "rloo"},
     "warm_start": {"data": "x.jsonl", "steps": 3},
     "evaluation": {"every": 2, "tasks": 5, "samples": 4, "greedy": False},
-    "dispatch": {"slots": 3},
+    "dispatch": {"kind": "pipeline", "init": 1, "run": 2, "reward": 3, "queue": 4, "retries": 5, "backoff": 0.5},
     "report": {"tensorboard": True, "wandb": "project"},
 }
 SCRIPTED = BASE | {"backend": {"kind": "scripted", "script": "task:play", "model": "folder", "thinking": "keep"}}
@@ -193,12 +226,59 @@ def test_every_key_of_the_full_example_differs_from_its_default() -> None:
 def test_a_config_is_frozen() -> None:
     config = parse(BASE)
     with pytest.raises(ValueError, match="frozen"):
-        config.run.seed = 4  # type: ignore[misc]
+        config.run.seed = 4
 
 
 def test_the_backend_is_told_by_its_kind() -> None:
     assert isinstance(parse(BASE).backend, Torch)
     assert isinstance(parse(SCRIPTED).backend, Scripted)
+
+
+# Dispatch
+
+
+def test_the_dispatcher_is_told_by_its_kind_and_streams_when_none_is_given() -> None:
+    assert parse(BASE).dispatch == StreamDispatch(kind="stream")
+    assert parse(BASE | {"dispatch": {}}).dispatch == StreamDispatch(kind="stream")
+    assert parse(BASE | {"dispatch": {"runtimes": 5}}).dispatch == StreamDispatch(kind="stream", runtimes=5)
+    for kind, section in DISPATCHES.items():
+        assert type(parse(BASE | {"dispatch": {"kind": kind}}).dispatch) is section
+
+
+DISPATCHES: dict[str, type[AnyDispatch]] = {
+    "batch": BatchDispatch,
+    "bounded": BoundedDispatch,
+    "pipeline": PipelineDispatch,
+    "stream": StreamDispatch,
+}
+
+
+@pytest.mark.parametrize("kind", DISPATCHES)
+def test_a_key_of_another_kind_is_refused_by_name(kind: str) -> None:
+    known = set(DISPATCHES[kind].model_fields)
+    for key in {key for other in DISPATCHES.values() for key in other.model_fields} - known:
+        text = complaint({"dispatch": {"kind": kind, key: 3}})
+        assert text.startswith(f"unknown key 'dispatch.{key}'")
+        assert f"did you mean {key!r}" not in text, "no hint sends the user round in a circle"
+        assert set(text.partition("known: ")[2].split(", ")) in ({""}, known)
+
+
+@pytest.mark.parametrize("section", [3, "stream", ["stream"]])
+def test_a_dispatch_that_is_no_section_is_named(section: object) -> None:
+    assert complaint({"dispatch": section}).startswith("dispatch")
+
+
+def test_the_dispatch_can_be_overridden(path: Path) -> None:
+    config = load(path, ["dispatch.kind=bounded", "dispatch.slots=3"])
+    assert config.dispatch == BoundedDispatch(kind="bounded", slots=3)
+    assert load(path, ["dispatch.run=3"]).dispatch == StreamDispatch(kind="stream", run=3)
+
+
+@pytest.mark.parametrize("kind", DISPATCHES)
+def test_each_kind_of_dispatch_is_dumped_and_loaded(tmp_path: Path, kind: str) -> None:
+    config = parse(BASE | {"dispatch": {"kind": kind, "retries": 7}})
+    again = load(write(tmp_path, dump(config)))
+    assert (again.dispatch, again.dispatch.retries) == (config.dispatch, 7)
 
 
 def test_nan_is_refused_where_a_bound_is_given() -> None:

@@ -21,11 +21,12 @@ from playing import calling
 from palestra import agent, render
 from palestra.advantage import credit
 from palestra.agent import Limits
-from palestra.collect import Collector
+from palestra.collect import Collector, group_of
 from palestra.dispatch.bounded import Bounded
 from palestra.errors import ToolError
 from palestra.ledger import Ledger
 from palestra.message import JSON, Message, user
+from palestra.pace import Pace
 from palestra.policy import TokenPolicy
 from palestra.protocols import Capacity, Policy, Renderer, Sampling, Session
 from palestra.render.tokenizer import Own, Tokenizer
@@ -431,9 +432,9 @@ class RecordingSampler:
 async def test_samples_and_the_ledger_hold_the_very_tokens(kit: Kit, tmp_path: Path) -> None:
     sampler = RecordingSampler(kit)
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        collector = Collector(sampler, kit.renderer, Bounded(3), ledger, Limits(5, 60.0), 100_000, 0, tmp_path)
-        async with collector.groups([Chat("a")], 3, 0, Sampling()) as groups:
-            [group] = [group async for group in groups]
+        collector = Collector(sampler, kit.renderer, lambda: Bounded(3), ledger, Limits(5, 60.0), 100_000, 0, tmp_path)
+        async with collector.groups(iter([(0, [Chat("a")])]), 3, Pace(1, 1), Sampling()) as groups:
+            group = group_of(await anext(groups))
         restored = list(ledger.finished("train", 0).values())
     for trajectory in (*group.trajectories, *restored):
         [recorder] = [r for r in sampler.recorders.values() if r.wrote[0].tokens == _first_written(trajectory)]

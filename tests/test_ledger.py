@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.errors import StorageError, TaskError
-from palestra.ledger import Key, Ledger, StepRecord
+from palestra.ledger import Ledger, StepRecord
 from palestra.message import Image, Message, Text, ToolCall
-from palestra.trajectory import Completion, Failure, Segment, Trajectory, Turn
+from palestra.trajectory import Completion, Failure, Key, Segment, Span, Trajectory, Turn
 
 
 def ended(task_id: str = "t", index: int = 0, reward: float = 1.0, tokens: int = 8) -> Trajectory:
@@ -41,7 +41,8 @@ def ended(task_id: str = "t", index: int = 0, reward: float = 1.0, tokens: int =
         artifact="diff --git",
         reward=reward,
         metrics={"tests": 0.25},
-        seconds={"init": 0.1, "run": 2.0},
+        spans=[Span("init", 10.0, 10.1), Span("sample", 10.5, 11.0), Span("run", 10.1, 12.1)],
+        retried=[Failure("init", "infrastructure", "no sandbox \udcff")],
     )
 
 
@@ -141,6 +142,12 @@ def segments(draw: st.DrawFn) -> Segment:
     return Segment(*(list(column) for column in zip(*rows, strict=True))) if rows else Segment()
 
 
+failures = st.builds(
+    Failure,
+    st.sampled_from(["init", "run", "reward"]),
+    st.sampled_from(["infrastructure", "timeout", "bug", "abandoned"]),
+    texts,
+)
 trajectories = st.builds(
     Trajectory,
     task_id=texts,
@@ -153,10 +160,8 @@ trajectories = st.builds(
     artifact=values,
     reward=numbers,
     metrics=st.dictionaries(texts, numbers, max_size=2),
-    seconds=st.dictionaries(texts, numbers, max_size=2),
-)
-failures = st.builds(
-    Failure, st.sampled_from(["init", "run", "reward"]), st.sampled_from(["infrastructure", "timeout", "bug"]), texts
+    spans=st.lists(st.builds(Span, st.sampled_from(["init", "run", "reward", "sample", "tool"]), numbers, numbers), max_size=3),
+    retried=st.lists(failures, max_size=2),
 )
 
 
@@ -287,6 +292,58 @@ def test_rewind_makes_later_steps_trainable_again(ledger: Ledger) -> None:
         ledger.rewind("step-3")
 
 
+def test_a_step_settles_its_failures_too(ledger: Ledger) -> None:
+    ledger.record(key(0, 0), ended(index=0))
+    ledger.record(key(0, 1), broken(index=1))
+    ledger.record(key(0, 0, "all-failed"), broken("all-failed"))
+    ledger.record(key(1, 0), broken(index=0))
+    ledger.record(Key("eval", 0, "t", 0), ended())
+    assert ledger.settled() == set()
+    failed = [key(0, 1), key(0, 0, "all-failed")]
+    ledger.commit_steps([StepRecord(0, {}, [key(0, 0)], failed=failed)], "a")
+    assert ledger.settled() == {(0, "t"), (0, "all-failed")}, "evaluations and what no step took are not settled"
+    assert ledger.counts()["train"] == {"consumed": 1, "failed": 3}
+    assert ledger.verify() == []
+
+
+@pytest.mark.parametrize(("wrong", "reason"), [(0, "it is finished"), (1, "it is failed"), (9, "it is not recorded")])
+def test_only_a_failure_is_settled_as_one_and_only_once(ledger: Ledger, wrong: int, reason: str) -> None:
+    ledger.record(key(0, 0), ended(index=0))
+    ledger.record(key(0, 1), broken(index=1))
+    ledger.commit_steps([StepRecord(0, {}, [], failed=[key(0, 1)])], "a")
+    with pytest.raises(ValueError, match=reason):
+        ledger.commit_steps([StepRecord(1, {}, [], failed=[key(0, wrong)])], "b")
+    assert (ledger.committed_step(), ledger.settled()) == (0, {(0, "t")})
+
+
+def test_a_failure_that_a_step_has_settled_is_not_replaced(ledger: Ledger) -> None:
+    ledger.record(key(), broken())
+    ledger.commit_steps([StepRecord(0, {}, [], failed=[key()])], "a")
+    with pytest.raises(ValueError, match="already failed"):
+        ledger.record(key(), ended())
+    assert ledger.verify() == []
+
+
+def test_rewind_leaves_failures_failed_and_free_to_be_tried_again(ledger: Ledger) -> None:
+    ledger.record(key(0), ended())
+    ledger.record(key(1), broken())
+    ledger.commit_steps([StepRecord(0, {}, [key(0)])], "a")
+    ledger.commit_steps([StepRecord(1, {}, [], failed=[key(1)])], "b")
+    ledger.rewind("a")
+    assert ledger.settled() == {(0, "t")}
+    assert ledger.counts()["train"] == {"consumed": 1, "failed": 1}
+    ledger.record(key(1), ended())
+    ledger.commit_steps([StepRecord(1, {}, [key(1)])], "b")
+    assert ledger.verify() == []
+
+
+def test_tasks_with_odd_names_are_settled_under_them(ledger: Ledger) -> None:
+    odd = "\ud83d\ude00 \x00 😀"
+    ledger.record(key(task_id=odd), ended(odd))
+    ledger.commit_steps([StepRecord(0, {}, [key(task_id=odd)])], "a")
+    assert ledger.settled() == {(0, odd)}
+
+
 def test_trajectories_are_filtered_and_lazy(ledger: Ledger) -> None:
     for index, reward in enumerate([0.0, 0.5, 1.0]):
         ledger.record(key(index, index), ended(index=index, reward=reward))
@@ -363,7 +420,7 @@ def test_missing_empty_or_newer_ledgers_are_refused(path: Path) -> None:
         Ledger.open(path, read_only=True)
     Ledger.open(path).close()  # a writer killed before its first transaction leaves an empty file
     tamper(path, "UPDATE meta SET value = '99' WHERE key = 'schema'")
-    with pytest.raises(StorageError, match="has ledger schema 99; this version of Palestra reads schema 1"):
+    with pytest.raises(StorageError, match="has ledger schema 99; this version of Palestra reads schema 2"):
         Ledger.open(path)
 
 
@@ -397,6 +454,7 @@ def tamper(path: Path, *statements: str) -> None:
         ("UPDATE trajectories SET reward = 0 WHERE id = 4", "failure with a reward"),
         ("UPDATE trajectories SET settled_by = 7 WHERE id = 1", "no committed step"),
         ("UPDATE trajectories SET settled_by = NULL WHERE id = 1", "no committed step"),
+        ("UPDATE trajectories SET settled_by = 7 WHERE id = 4", "no committed step"),
         ("UPDATE trajectories SET settled_by = 0 WHERE id = 3", "neither consumed nor filtered"),
         ("DELETE FROM trajectories WHERE id = 1", "batch is not what it consumed"),
         ("UPDATE trajectories SET state = 'consumed' WHERE id = 2", "batch is not what it consumed"),

@@ -13,10 +13,10 @@ from palestra.errors import InfrastructureError, TaskError, ToolDefinitionError,
 from palestra.message import JSON
 from palestra.policy import TokenPolicy
 from palestra.protocols import Policy, Renderer, Sampling
-from palestra.rollout import STAGES, OpenPolicy, Rollout, describe, seed_of
+from palestra.rollout import STAGES, OpenPolicy, Patience, Rollout, describe, run_through, seed_of
 from palestra.task import Score
 from palestra.tool import Finish
-from palestra.trajectory import Failure, Trajectory
+from palestra.trajectory import Failure, Key, Trajectory
 
 RIGHT = (calling(("look", {"at": "tea"})), calling(("done", {"answer": "right"})))
 
@@ -33,18 +33,18 @@ def policies(renderer: Renderer, diary: Diary, *replies: Reply) -> OpenPolicy:
     return open_policy
 
 
-def make(renderer: Renderer, task: Probe, *replies: Reply) -> Rollout:
-    return Rollout(task, 3, policies(renderer, task.diary, *(replies or RIGHT)), Limits(8, 60.0), 7)
+AT_ONCE = Patience(backoff=0.0)
+ONCE = Patience(retries=0)
+
+
+def make(renderer: Renderer, task: Probe, *replies: Reply, patience: Patience = ONCE) -> Rollout:
+    """An attempt whose every run hears the same replies."""
+    key = Key("train", 0, task.id, 3)
+    return Rollout(task, key, policies(renderer, task.diary, *(replies or RIGHT)), Limits(8, 60.0), 7, patience=patience)
 
 
 async def advance(rollout: Rollout) -> Trajectory:
-    try:
-        for stage in STAGES:
-            await rollout.advance(stage)
-            if rollout.trajectory.failure is not None:
-                break
-    finally:
-        await rollout.close()
+    await run_through(rollout)
     return rollout.trajectory
 
 
@@ -107,7 +107,7 @@ async def test_what_the_user_has_to_mend_is_raised(renderer: Renderer, where: st
 
 async def test_a_score_that_is_no_number_is_the_users_to_mend(renderer: Renderer) -> None:
     class Odd(Probe):
-        async def score(self, artifact: object, trajectory: Trajectory, stack: object) -> float:  # type: ignore[override]
+        async def score(self, artifact: object, trajectory: Trajectory, stack: object) -> float:
             return "1"  # type: ignore[return-value]
 
     with pytest.raises(TaskError, match=r"task 'a': score\(\) returned '1'"):
@@ -121,7 +121,7 @@ async def test_a_tool_error_is_no_failure(renderer: Renderer) -> None:
 
 
 async def test_a_stop_without_an_answer_is_graded_and_no_failure(renderer: Renderer) -> None:
-    rollout = Rollout(Probe("a"), 0, policies(renderer, Diary(), *RIGHT), Limits(1, 60.0), 0)
+    rollout = Rollout(Probe("a"), Key("eval", 0, "a", 0), policies(renderer, Diary(), *RIGHT), Limits(1, 60.0), 0)
     trajectory = await advance(rollout)
     assert (trajectory.stop, trajectory.answer, trajectory.reward, trajectory.failure) == ("turns", None, 0.0, None)
 
@@ -141,7 +141,7 @@ async def test_a_session_that_cannot_be_opened_is_a_failure_of_the_run(renderer:
         yield
 
     task = Probe("a")
-    trajectory = await advance(Rollout(task, 0, broken, Limits(3, 60.0), 0))
+    trajectory = await advance(Rollout(task, Key("eval", 0, "a", 0), broken, Limits(3, 60.0), 0, patience=ONCE))
     assert trajectory.failure == Failure("run", "infrastructure", "the server is gone")
     assert task.diary.open == 0
 
@@ -220,7 +220,7 @@ async def test_who_is_cancelled_while_closing_waits_for_it(renderer: Renderer, w
 async def test_closing_twice_does_no_harm(renderer: Renderer) -> None:
     task = Probe("a")
     rollout = make(renderer, task)
-    await rollout.advance("init")
+    await rollout.advance()
     await rollout.close()
     await rollout.close()
     assert task.diary.events.count("close runtime") == 1
@@ -230,9 +230,11 @@ async def test_the_gold_solution_and_doing_nothing(renderer: Renderer) -> None:
     for what, reward in (("gold", 1.0), ("noop", 0.0)):
         task = Probe("a")
         rollout = make(renderer, task)
-        await rollout.advance("init")
+        await rollout.advance()
         await rollout.instead_of_run(what)  # type: ignore[arg-type]
-        await rollout.advance("reward")
+        assert rollout.next == "reward"
+        await rollout.advance()
+        assert rollout.next is None
         assert (rollout.trajectory.failure, rollout.trajectory.reward, task.diary.open) == (None, reward, 0)
         assert rollout.trajectory.segments == []
 

@@ -75,6 +75,24 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     assert run.read_metrics() == [{"step": step, "reward": 0.5} for step in range(3)]
 
 
+def test_a_run_that_goes_on_forgets_the_rows_of_what_it_will_do_again(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", make_config(tmp_path))
+    run.keep_metrics(3)
+    assert run.read_metrics() == [], "there need not be any"
+    rows = [{"step": 0, "evaluation": "sampled"}]
+    for step in range(4):
+        rows += [{"step": step, "reward": 0.5}, {"step": step + 1, "evaluation": "sampled"}]
+    for row in rows:
+        run.append_metrics(row)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 4, "rew')  # killed
+    run.keep_metrics(2)
+    assert run.read_metrics() == rows[:5], "steps 0 and 1, and the evaluations up to after step 1"
+    run.append_metrics({"step": 2, "reward": 0.75})
+    assert run.read_metrics() == [*rows[:5], {"step": 2, "reward": 0.75}]
+    assert [path.name for path in run.path.iterdir() if path.suffix == ".part"] == []
+
+
 def test_a_summary_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", make_config(tmp_path))
     run.write_summary({"final": 0.5})

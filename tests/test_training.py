@@ -5,9 +5,11 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +159,15 @@ def test_a_run_records_everything_and_ends_with_its_summary(config: Path) -> Non
     assert complaint.count("\n") == 1
 
 
-def test_kill_9_loses_nothing_and_trains_nothing_twice(config: Path) -> None:
+@pytest.mark.parametrize(("staleness", "between"), [(0, range(1, 9)), (1, range(6, 10))], ids=["on-policy", "stale"])
+def test_kill_9_loses_nothing_and_trains_nothing_twice(config: Path, staleness: int, between: range) -> None:
     run = config.parent / "run"
     chance = random.Random(0)
-    process = palestra("train", config)
+    process = palestra("train", config, f"training.staleness={staleness}")
     seen: dict[Any, Any] = {}
     kills = 0
     while True:
-        rows_wanted = len(seen) + chance.randrange(1, 9)
+        rows_wanted = len(seen) + chance.choice(between)
         if not wait_for_rows(process, run, rows_wanted):
             break
         process.kill()
@@ -182,6 +185,25 @@ def test_kill_9_loses_nothing_and_trains_nothing_twice(config: Path) -> None:
     rows = read(run)
     for key, trajectory in seen.items():
         assert rows[key][1] == trajectory, f"{key} was lost or sampled again"
+    assert all(0 <= age <= staleness for age in ages(run))
+
+
+def ages(run: Path) -> Iterator[int]:
+    """How many updates lie between each trained trajectory's first token and its training."""
+    with sqlite3.connect(run / "ledger.sqlite") as db:
+        settled = {
+            (step, task.decode(), index): by
+            for step, task, index, by in db.execute(
+                "SELECT step, task_id, idx, settled_by FROM trajectories WHERE phase = 'train'"
+            )
+        }
+    db.close()
+    with Ledger.open(run / "ledger.sqlite", read_only=True) as ledger:
+        updates = [metrics["groups_trained"] > 0 for metrics in ledger.steps().values()]
+    for key, (_, trajectory) in read(run).items():
+        if key.phase == "train":
+            version = next(version for version in trajectory.segments[0].versions if version >= 0)
+            yield sum(updates[: settled[key.step, key.task_id, key.index]]) - version
 
 
 def wait_for_rows(process: subprocess.Popen[str], run: Path, count: int) -> bool:

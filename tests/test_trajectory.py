@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.message import Message, assistant, system, user
-from palestra.trajectory import Completion, Segment, Trajectory, Turn
+from palestra.trajectory import Completion, Segment, Span, Trajectory, Turn, now
 
 token_lists = st.lists(st.integers(0, 99), max_size=4)
 
@@ -75,3 +75,15 @@ def test_sampled_tokens_counts_over_all_segments() -> None:
     first.wrote(completion([2, 3]))
     second.wrote(completion([4]))
     assert Trajectory("t", 0, segments=[first, second]).sampled_tokens == 3
+
+
+def test_seconds_are_summed_over_the_spans_of_each_stage() -> None:
+    spans = [Span("init", 10.0, 12.0), Span("init", 13.0, 14.5), Span("sample", 15.0, 16.0), Span("tool", 16.0, 17.0)]
+    trajectory = Trajectory("t", 0, spans=[*spans, Span("run", 14.5, 20.0), Span("reward", 20.0, 20.25)])
+    assert trajectory.seconds == {"init": 3.5, "run": 5.5, "reward": 0.25}, "retries included, and what is within a run is not"
+    assert Trajectory("t", 0).seconds == {}
+
+
+def test_time_never_goes_backwards() -> None:
+    times = [now() for _ in range(100)]
+    assert times == sorted(times)

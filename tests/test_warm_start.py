@@ -8,12 +8,12 @@ import pytest
 
 from palestra.config import Loss, WarmStart, parse
 from palestra.errors import ConfigError
-from palestra.ledger import Key, Ledger
+from palestra.ledger import Ledger
 from palestra.message import assistant, to_json, user
 from palestra.protocols import Renderer
 from palestra.report import Reporter
 from palestra.runs import RunFolder
-from palestra.trajectory import Completion, Failure, Sample, Segment, Trajectory
+from palestra.trajectory import Completion, Failure, Key, Sample, Segment, Trajectory
 from palestra.warm_start import load_samples, warm_start
 
 

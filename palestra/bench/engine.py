@@ -81,7 +81,7 @@ def _measure_generate(folder: Path, prompt: list[int]) -> dict[str, float]:
 
 
 async def _measure_sampler(folder: Path, prompt: list[int]) -> dict[str, float]:
-    sampler = TorchSampler(models.load(folder, torch.bfloat16, torch.device("cpu")), kv_tokens=131_072, slots=64)
+    sampler = TorchSampler(models.load(folder, torch.bfloat16, torch.device("cpu")), kv_tokens=131_072)
     sampler.start()
 
     async def one(index: int, new: int) -> None:

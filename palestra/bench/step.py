@@ -11,11 +11,13 @@ from palestra import render, taskset
 from palestra.advantage import credit
 from palestra.backends.opening import open_backend
 from palestra.backends.torch import model as models
-from palestra.collect import AnyTask
+from palestra.collect import group_of
 from palestra.config import Config, Training, load
 from palestra.errors import UsageError
 from palestra.ledger import Ledger
+from palestra.pace import Pace
 from palestra.runs import RunFolder
+from palestra.task import AnyTask
 from palestra.tool import Toolbox
 from palestra.training import make_collector, sampling_of
 
@@ -28,7 +30,7 @@ def quickstart() -> Config:
     path = Path(__file__).parents[2] / "recipes" / "quickstart" / "train.toml"
     if not path.is_file():
         raise UsageError(f"the bench measures the recipe {path}, which is not there; run it from a checkout")
-    return load(path)
+    return load(path, ["training.groups=6"])
 
 
 def bench_tasks(config: Config, plan: Training) -> list[AnyTask]:
@@ -44,8 +46,9 @@ async def _measure(config: Config) -> dict[str, Any]:
             assert backend.trainer is not None
             collector = make_collector(config, backend, ledger, RunFolder(Path(folder)))
             started, sampled = time.process_time(), 0.0
-            async with collector.groups(tasks, plan.samples, 0, sampling_of(config)) as stream:
-                groups = [group async for group in stream]
+            pace = Pace(plan.groups, 1)
+            async with collector.groups(iter([(0, tasks)]), plan.samples, pace, sampling_of(config)) as stream:
+                groups = [group_of(await anext(stream)) for _ in tasks]
             collected = time.process_time()
             for group in groups:
                 # Groups without spread are trained too, on advantages of zero: the peer does not leave them out.

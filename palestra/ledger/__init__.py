@@ -3,6 +3,6 @@
 It is one SQLite file with one writer and any number of readers. Weights live in checkpoints, beside it.
 """
 
-from palestra.ledger.ledger import Key, Ledger, Phase, Recorded, State, StepRecord
+from palestra.ledger.ledger import Ledger, Recorded, State, StepRecord
 
-__all__ = ["Key", "Ledger", "Phase", "Recorded", "State", "StepRecord"]
+__all__ = ["Ledger", "Recorded", "State", "StepRecord"]

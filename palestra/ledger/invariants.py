@@ -15,8 +15,8 @@ RULES = {
     "consumed or filtered by no committed step": """
         SELECT id FROM trajectories WHERE state IN ('consumed', 'filtered')
             AND (settled_by IS NULL OR settled_by NOT IN (SELECT step FROM steps))""",
-    "settled by a step, yet neither consumed nor filtered": """
-        SELECT id FROM trajectories WHERE state NOT IN ('consumed', 'filtered') AND settled_by IS NOT NULL""",
+    "settled by a step, yet neither consumed nor filtered nor failed": """
+        SELECT id FROM trajectories WHERE state NOT IN ('consumed', 'filtered', 'failed') AND settled_by IS NOT NULL""",
     "committed steps with gaps (first, last, count)": """
         SELECT min(step), max(step), count(*) FROM steps HAVING count(*) > 0 AND (min(step) != 0 OR max(step) != count(*) - 1)""",
     "a step whose batch is not what it consumed": """

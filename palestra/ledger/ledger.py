@@ -16,27 +16,10 @@ from palestra.ledger import invariants
 from palestra.ledger.packing import from_bytes, pack, pack_segment, to_bytes, unpack
 from palestra.ledger.store import Store
 from palestra.message import JSON
-from palestra.trajectory import Trajectory
-
-Phase = Literal["train", "eval", "greedy"]
-"""Training, evaluation as configured, and evaluation at temperature 0."""
+from palestra.trajectory import Key, Phase, Trajectory
 
 State = Literal["finished", "failed", "consumed", "filtered", "evaluated"]
 """Finished waits for its step's commit, which makes it consumed, or filtered when its group gave no gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A rollout's slot. It follows from the plan alone, so a run that resumes looks for the same keys again."""
-
-    phase: Phase
-    step: int
-    task_id: str
-    index: int
-
-    @property
-    def _values(self) -> tuple[str, int, bytes, int]:
-        return self.phase, self.step, self.task_id.encode("utf-8", "surrogatepass"), self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +30,8 @@ class StepRecord:
     metrics: Mapping[str, JSON]
     trained: Sequence[Key]
     filtered: Sequence[Key] = ()
+    failed: Sequence[Key] = ()
+    """Those that failed for good: a later step does not try them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +68,7 @@ class Ledger:
         """Store a trajectory that ended. Only a failed one can be replaced, by a later attempt."""
         _check_ended(key, trajectory)
         state: State = "failed" if trajectory.failure else _succeeded(key.phase)
-        row = (*key._values, state, trajectory.reward, trajectory.stop, pack(trajectory))
+        row = (*_values(key), state, trajectory.reward, trajectory.stop, pack(trajectory))
         segments = [pack_segment(segment) for segment in trajectory.segments]
         with self._store.transaction() as db:
             stored = db.execute(
@@ -136,6 +121,8 @@ class Ledger:
                     _settle(db, key, "consumed", step.step)
                 for key in step.filtered:
                     _settle(db, key, "filtered", step.step)
+                for key in step.failed:
+                    _settle(db, key, "failed", step.step)
 
     def rewind(self, checkpoint: str) -> None:
         """Undo the commits after this checkpoint's, when newer ones cannot be read: what they took is finished again."""
@@ -143,7 +130,11 @@ class Ledger:
         if last is None:
             raise ValueError(f"no committed step belongs to checkpoint {checkpoint!r}")
         with self._store.transaction(durable=True) as db:
-            db.execute("UPDATE trajectories SET state = 'finished', settled_by = NULL WHERE settled_by > ?", (last,))
+            db.execute(
+                """UPDATE trajectories SET state = iif(state = 'failed', 'failed', 'finished'), settled_by = NULL
+                WHERE settled_by > ?""",
+                (last,),
+            )
             db.execute("DELETE FROM steps WHERE step > ?", (last,))
 
     def committed_step(self) -> int:
@@ -159,6 +150,13 @@ class Ledger:
     def steps(self) -> dict[int, dict[str, JSON]]:
         """The metrics of every committed step, in order."""
         return {step: from_bytes(metrics) for step, metrics in self._store.rows("SELECT step, metrics FROM steps ORDER BY step")}
+
+    def settled(self) -> set[tuple[int, str]]:
+        """The training groups that committed steps have taken, as step and task."""
+        rows = self._store.rows(
+            "SELECT DISTINCT step, task_id FROM trajectories WHERE phase = 'train' AND settled_by IS NOT NULL"
+        )
+        return {(step, task.decode("utf-8", "surrogatepass")) for step, task in rows}
 
     def counts(self) -> dict[Phase, dict[State, int]]:
         """How many trajectories are in each state."""
@@ -184,6 +182,10 @@ class Ledger:
         return Recorded(key, state, attempts, unpack(key.task_id, index, reward, stop, body, segments))
 
 
+def _values(key: Key) -> tuple[str, int, bytes, int]:
+    return key.phase, key.step, key.task_id.encode("utf-8", "surrogatepass"), key.index
+
+
 def _succeeded(phase: Phase) -> State:
     return "finished" if phase == "train" else "evaluated"
 
@@ -199,12 +201,13 @@ def _check_ended(key: Key, trajectory: Trajectory) -> None:
 
 def _state(db: Connection, key: Key) -> State | None:
     query = "SELECT state FROM trajectories WHERE phase = ? AND step = ? AND task_id = ? AND idx = ?"
-    row = db.execute(query, key._values).fetchone()
+    row = db.execute(query, _values(key)).fetchone()
     return row[0] if row else None
 
 
 def _settle(db: Connection, key: Key, state: State, step: int) -> None:
     update = """UPDATE trajectories SET state = ?, settled_by = ?
-        WHERE phase = ? AND step = ? AND task_id = ? AND idx = ? AND state = 'finished'"""
-    if db.execute(update, (state, step, *key._values)).rowcount != 1:
+        WHERE phase = ? AND step = ? AND task_id = ? AND idx = ? AND state = ? AND settled_by IS NULL"""
+    before = "failed" if state == "failed" else "finished"
+    if db.execute(update, (state, step, *_values(key), before)).rowcount != 1:
         raise ValueError(f"step {step} cannot take {key}: it is {_state(db, key) or 'not recorded'}")

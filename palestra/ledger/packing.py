@@ -7,7 +7,7 @@ import numpy as np
 
 from palestra.errors import TaskError
 from palestra.message import JSON, from_json, to_json
-from palestra.trajectory import Failure, Segment, Stop, Trajectory, Turn
+from palestra.trajectory import Failure, Segment, Span, Stop, Trajectory, Turn
 
 SegmentBytes = tuple[bytes, bytes, bytes, bytes]
 """Tokens, mask, logprobs, versions."""
@@ -31,7 +31,8 @@ def pack(trajectory: Trajectory) -> bytes:
         "artifact": trajectory.artifact,
         "metrics": trajectory.metrics,
         "failure": _failure_to_json(trajectory.failure),
-        "seconds": trajectory.seconds,
+        "spans": trajectory.spans,
+        "retried": [_failure_to_json(failure) for failure in trajectory.retried],
     }
     try:
         return to_bytes(body)
@@ -55,7 +56,8 @@ def unpack(
         reward=reward,
         metrics=value["metrics"],
         failure=Failure(**value["failure"]) if value["failure"] else None,
-        seconds=value["seconds"],
+        spans=[Span(*span) for span in value["spans"]],
+        retried=[Failure(**failure) for failure in value["retried"]],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from palestra.errors import StorageError
 
-VERSION = 1
+VERSION = 2
 
 SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",

@@ -28,7 +28,7 @@ async def open_torch(
     folder = model.locate(section.model)
     device, dtype = model.choose_device(section.device), getattr(torch, section.dtype)
     renderer = render.load(folder, section.renderer, section.thinking)
-    sampler = TorchSampler(model.load(folder, dtype, device), section.kv_tokens, section.slots)
+    sampler = TorchSampler(model.load(folder, dtype, device), section.kv_tokens)
     trainer = _trainer(config, section, folder, dtype, device, sampler) if training or section.adapter else None
     sampler.start()
     try:

@@ -16,7 +16,6 @@ from torch import Tensor
 from palestra.backends.torch.attention import attend, expand, fold, merge
 from palestra.backends.torch.cache import Path, Shelf, Tail, Trunk, Use, length
 
-
 SHORT = 64
 """Pieces of up to so many tokens are attended together, padded to the longest; longer ones are worth a call each."""
 
@@ -61,7 +60,7 @@ class _Asking(NamedTuple):
 
     tail: Tail
     first: int
-    count: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +137,24 @@ class PiecesPlan:
             for piece, first in zip(short, firsts, strict=False)
             if isinstance(piece.home, Tail)
         ]
-        asking.sort(key=lambda a: (a.tail.shelf.capacity, a.count > 1, a.tail.row))
+        asking.sort(key=lambda a: (a.tail.shelf.capacity, a.tokens > 1, a.tail.row))
         self._writes: list[tuple[Shelf, Tensor, Tensor, Tensor]] = []
         self._runs: list[_Run] = []
-        back = [0] * sum(a.count for a in asking)
+        back = [0] * sum(a.tokens for a in asking)
         for _, group in groupby(asking, key=lambda a: a.tail.shelf.capacity):
             members = list(group)
-            rows = [a.tail.row for a in members for _ in range(a.count)]
-            places = [a.tail.length + n for a in members for n in range(a.count)]
-            tokens = [a.first + n for a in members for n in range(a.count)]
-            write = (torch.tensor(numbers, device=device) for numbers in (rows, places, tokens))
-            self._writes.append((members[0].tail.shelf, *write))
+            shelf = members[0].tail.shelf
+            rows = [a.tail.row for a in members for _ in range(a.tokens)]
+            places = [a.tail.length + n for a in members for n in range(a.tokens)]
+            tokens = [a.first + n for a in members for n in range(a.tokens)]
+            where, at, which = (torch.tensor(numbers, device=device) for numbers in (rows, places, tokens))
+            self._writes.append((shelf, where, at, which))
             for together in _neighbours(members):
                 start = sum(len(run.take) for run in self._runs)
                 self._runs.append(_run(together, sharing, dtype, device))
-                row, queries = together[0].tail.row, max(a.count for a in together)
+                row, queries = together[0].tail.row, max(a.tokens for a in together)
                 for a in together:
-                    for n in range(a.count):
+                    for n in range(a.tokens):
                         back[a.first + n] = start + (a.tail.row - row) * queries + n
         self._back = torch.tensor(back, dtype=torch.long, device=device)
         """For each token of the short pieces, where in the runs' results its own is."""
@@ -214,7 +214,7 @@ def _neighbours(members: Sequence[_Asking]) -> Iterator[list[_Asking]]:
     for asking in members:
         if together:
             last = together[-1]
-            if (last.count > 1) != (asking.count > 1) or asking.tail.row - last.tail.row > GAP:
+            if (last.tokens > 1) != (asking.tokens > 1) or asking.tail.row - last.tail.row > GAP:
                 yield together
                 together = []
         together.append(asking)
@@ -223,11 +223,11 @@ def _neighbours(members: Sequence[_Asking]) -> Iterator[list[_Asking]]:
 
 def _run(members: Sequence[_Asking], sharing: int, dtype: torch.dtype, device: torch.device) -> _Run:
     """The new tokens are written before they are read. Rows that do not take part ask something, and nobody listens."""
-    row, queries = members[0].tail.row, max(a.count for a in members)
+    row, queries = members[0].tail.row, max(a.tokens for a in members)
     rows = members[-1].tail.row + 1 - row
     take, seen = [[0] * queries for _ in range(rows)], [[1] * queries for _ in range(rows)]
     for a in members:
-        places = [min(n, a.count - 1) for n in range(queries)]
+        places = [min(n, a.tokens - 1) for n in range(queries)]
         take[a.tail.row - row] = [a.first + n for n in places]
         seen[a.tail.row - row] = [a.tail.length + n + 1 for n in places]
     longest = max(map(max, seen))

@@ -31,6 +31,10 @@ WORTH = 512
 """Behind a trunk, a second one is worth its own attention calls in every later step when it saves computing so many tokens."""
 
 
+HEADROOM = 0.05
+"""Who comes in leaves this share of the KV tokens free for those under way to grow: it would be evicted soon otherwise."""
+
+
 @dataclass(eq=False)
 class _Request:
     tokens: list[int]
@@ -52,11 +56,10 @@ class _Sequence:
     path: Path | None = None
     tail: Tail | None = None
     request: _Request | None = None
-    last_used: int = 0
 
 
 class TorchSampler:
-    def __init__(self, model: Any, kv_tokens: int, slots: int) -> None:
+    def __init__(self, model: Any, kv_tokens: int) -> None:
         pack(model)
         self._model = model
         self._device: torch.device = model.device
@@ -66,9 +69,8 @@ class TorchSampler:
         shape = Shape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
         self._cache = Cache(shape)
         self._sharing = config.num_attention_heads // config.num_key_value_heads
-        self._capacity = Capacity(slots, kv_tokens)
+        self._capacity = Capacity(kv_tokens)
         self._version = 0
-        self._tick = 0
         self._weights = threading.Lock()
         self._news = threading.Condition()
         self._arrived: list[tuple[_Sequence, _Request]] = []
@@ -172,8 +174,7 @@ class TorchSampler:
         return [sequence for sequence in self._sequences.values() if sequence.request is not None]
 
     def _step(self) -> None:
-        self._tick += 1
-        placed = [sequence for sequence in self._running() if self._place(sequence)]
+        placed = self._placed()
         pieces, writers = self._plan(placed)
         if not pieces:
             return
@@ -247,16 +248,27 @@ class TorchSampler:
 
     # --- where a sequence's keys and values are -------------------------------------------------------------------
 
+    def _placed(self) -> list[_Sequence]:
+        """Those who can go on. Who has no room waits, and nobody who came later goes in before."""
+        placed, waiting = [], False
+        for sequence in self._running():
+            if sequence.path is None and waiting:
+                continue
+            if self._place(sequence):
+                placed.append(sequence)
+            else:
+                waiting = True
+        return placed
+
     def _place(self, sequence: _Sequence) -> bool:
         """Give the sequence a path, or find that what it holds still fits. False when it has to wait."""
         request = sequence.request
         assert request is not None
-        sequence.last_used = self._tick
         if sequence.path is not None:
             if request.written:
                 return True
             if self._keep_prefix(sequence, request.tokens):
-                self._make_room(0)  # for as far as that goes: who is under way is not sent back
+                self._make_room(0, growing=True)  # for as far as that goes: who is under way is not sent back
                 return True
             self._forget(sequence)
         prompt = request.tokens[:-1]
@@ -294,17 +306,23 @@ class TorchSampler:
         del held[agreed:]
         return True
 
-    def _make_room(self, tokens: int) -> bool:
-        """Evict what nobody is using, oldest first, until so many tokens fit. False when those at work must end first."""
-        while self._committed() + tokens > self._capacity.kv_tokens:
+    def _make_room(self, tokens: int, growing: bool = False) -> bool:
+        """Drop what nobody uses until so many tokens fit. False when those at work must end first.
+
+        A session that waits for a tool keeps what it has: it is evicted for one that is under way and grows, the latest started
+        first, but for a newcomer only when nobody is at work who would ever make room.
+        """
+        limit = self._capacity.kv_tokens * (1 if growing else 1 - HEADROOM)
+        while self._committed() + tokens > limit:
             unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
-            idle = [s for s in self._sequences.values() if s.request is None and s.path is not None]
+            holders = [s for s in self._sequences.values() if s.path is not None]
+            idle = [s for s in holders if s.request is None]
             if unused is not None:
                 self._cache.drop(unused, self._version)
-            elif idle:
-                self._forget(min(idle, key=lambda s: s.last_used))
+            elif idle and (growing or len(idle) == len(holders)):
+                self._forget(idle[-1])
             else:
-                return not any(s.path is not None for s in self._sequences.values())
+                return not holders
         return True
 
     def _committed(self) -> int:

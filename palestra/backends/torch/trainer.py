@@ -58,6 +58,10 @@ class TorchTrainer:
     async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
         await self._in_thread(self._accumulate, samples, loss)
 
+    @property
+    def version(self) -> int:
+        return self._version
+
     async def step(self, learning_rate: float) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self._in_thread(self._step, learning_rate)
         return metrics

@@ -68,7 +68,7 @@ def engine(tiny: Callable[[str], Path]) -> Callable[..., Any]:
         kv_tokens: int = 100_000,
         dtype: torch.dtype = torch.float32,
     ) -> AsyncIterator[tuple[TorchSampler, TorchTrainer]]:
-        sampler = TorchSampler(load(tiny(kind), dtype), kv_tokens=kv_tokens, slots=64)
+        sampler = TorchSampler(load(tiny(kind), dtype), kv_tokens=kv_tokens)
         learner = load(tiny(kind), dtype)
         if train == "lora":
             lora.adapt(learner, rank=4, alpha=8, seed=0)

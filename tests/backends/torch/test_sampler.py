@@ -110,6 +110,32 @@ async def test_a_cache_that_is_too_small_for_all_changes_nothing_but_the_work(en
     assert more_work > little_work
 
 
+async def test_a_session_that_waits_for_a_tool_keeps_its_cache_while_newcomers_wait_for_room(engine: Engine) -> None:
+    chance = random.Random(5)
+    first, second, third = (random_tokens(chance, 300) for _ in range(3))
+    async with engine(kv_tokens=1000) as (sampler, _), sampler.session(0, 100) as waiting:
+        segment = Segment()
+        segment.read(first)
+        segment.wrote(await waiting.sample(segment.tokens, Sampling(1.0, 4)))
+        segment.read(random_tokens(chance, 5))
+        busy = asyncio.create_task(converse(sampler, 1, second, 1, Sampling(1.0, 100)))
+        await asyncio.sleep(0)
+        newcomer = asyncio.create_task(converse(sampler, 2, third, 1, Sampling(1.0, 4)))
+        await asyncio.gather(busy, newcomer)
+        before = sampler.prefilled_tokens
+        await waiting.sample(segment.tokens, Sampling(1.0, 4))
+        assert sampler.prefilled_tokens - before < 20  # only what the tool said
+
+
+async def test_sessions_that_all_wait_give_way_to_a_newcomer(engine: Engine) -> None:
+    """As when each of them waits for a sub-agent that needs the sampler itself."""
+    chance = random.Random(6)
+    async with engine(kv_tokens=1000) as (sampler, _), sampler.session(0, 100) as one, sampler.session(1, 100) as two:
+        for session in (one, two):
+            await session.sample(random_tokens(chance, 300), Sampling(1.0, 4))
+        await asyncio.wait_for(converse(sampler, 2, random_tokens(chance, 300), 1, Sampling(1.0, 4)), 60)
+
+
 async def test_a_trunk_in_use_is_not_evicted_to_make_room_for_its_user(engine: Engine) -> None:
     chance = random.Random(0)
     first = random_tokens(chance, 400)

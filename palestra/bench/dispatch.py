@@ -1,0 +1,179 @@
+"""The scheduler lab's race: published schedules and our own over one workload, on a virtual clock, against the physical limit."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from palestra.dispatch.stream import Stream
+from palestra.errors import UsageError
+from palestra.lab.cluster import Elastic, balance
+from palestra.lab.own import Setup, simulate_own
+from palestra.lab.published import batch, bounded, pipeline
+from palestra.lab.simulation import Figures, simulate_published
+from palestra.lab.workload import Workload, load
+from palestra.taskset import find_object
+
+SWEEP_STEPS = 4
+"""Steps over which each setting of the published pipeline is tried; the best one then runs them all."""
+
+KV_BUDGET = 1.05
+
+AGENTS = (96, 192, 288, 384, 512)
+JUDGES = (96, 192, 288, 512)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One schedule in the race."""
+
+    name: str
+    staleness: int
+    run: Callable[[Workload, int, int], Figures]
+    """Workload, seed, steps."""
+
+
+@dataclass(frozen=True)
+class _Published:
+    schedule: Any
+    agents: int = 0
+    judges: int = 0
+
+    def __call__(self, workload: Workload, seed: int, steps: int) -> Figures:
+        settings = {"max_parallel_agents": self.agents, "max_eval_parallel_agents": self.judges or self.agents}
+        return simulate_published(workload, self.schedule, settings, seed, steps)
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """A dispatcher from a file, with the published signature. It is found anew in each process."""
+
+    where: str
+
+    def __call__(self, workload: Workload, seed: int, steps: int) -> Figures:
+        return _Published(find_outside(self.where), 96)(workload, seed, steps)
+
+
+@dataclass(frozen=True)
+class _Own:
+    staleness: int
+
+    def __call__(self, workload: Workload, seed: int, steps: int) -> Figures:
+        return simulate_own(workload, own_setup(workload, self.staleness), seed, steps)
+
+
+def own_setup(workload: Workload, staleness: int) -> Setup:
+    """Stream as one would configure it for this workload: as many inits and rewards at once as have a processor. Strictly
+    on-policy, all runs of a step are admitted, and units turn to training as runs end. With staleness, some units always train,
+    and runs are admitted up to the KV of the others."""
+    init, reward = int(workload.init.capacity), int(workload.reward.capacity)
+    rollouts = workload.batch.tasks * workload.batch.samples
+    if staleness == 0:
+        return Setup(lambda: Stream(init, rollouts, reward, rollouts * 3 // 2), Elastic, 0)
+    limits = workload.limits(workload.draw(0, 0))
+    generating = workload.engine.units - balance(workload, limits).training
+    # A context is half as long on average as at its end, and some wait for tools.
+    run = min(rollouts, int(KV_BUDGET * generating * workload.engine.kv_tokens / (workload.context.end / 2)))
+    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, limits), staleness)
+
+
+def find_outside(where: str) -> Any:
+    """The function of `FILE:function`."""
+    file, colon, function = where.rpartition(":")
+    path = Path(file)
+    if not colon or path.suffix != ".py" or not path.is_file():
+        raise UsageError(f"--dispatcher {where}: write FILE:function, with the path of a .py file that is there")
+    found = find_object(f"{path.stem}:{function}", path.parent, "--dispatcher")
+    if not callable(found):
+        raise UsageError(f"--dispatcher {where}: {function} is {type(found).__name__}, not a function")
+    return found
+
+
+def bench_dispatch(
+    console: Console, workload_name: str, seeds: Sequence[int], outside: str | None, steps: int | None = None
+) -> list[dict[str, Any]]:
+    """Race all schedules over the workload, print the table, and return a row for each schedule and seed."""
+    workload = load(workload_name)
+    count = workload.batch.steps if steps is None else steps
+    if outside is not None:
+        find_outside(outside)  # a mistake in it shows at once
+    console.print(f"{workload_name}: {count} steps of {workload.batch.tasks} × {workload.batch.samples}, seeds {list(seeds)}")
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        best = _tune(workload, pool, seeds[0], min(SWEEP_STEPS, count))
+        console.print(f"the published pipeline is best here with {best.agents} agents and {best.judges} judges")
+        entries = [*_entries(best), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
+        running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
+        results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
+    rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
+    console.print(_table(rows))
+    return rows
+
+
+def _entries(best: _Published) -> list[Entry]:
+    return [
+        Entry("bounded_96", 0, _Published(bounded, 96)),
+        Entry("batch", 0, _Published(batch)),
+        Entry("pipeline_96", 0, _Published(pipeline, 96)),
+        Entry("pipeline_288", 0, _Published(pipeline, 288)),
+        Entry("pipeline_best", 0, best),
+        Entry("stream", 0, _Own(0)),
+        Entry("stream_stale", 1, _Own(1)),
+    ]
+
+
+def _tune(workload: Workload, pool: ProcessPoolExecutor, seed: int, steps: int) -> _Published:
+    """The settings with which the published pipeline is fastest."""
+    settings = [_Published(pipeline, agents, judges) for agents in AGENTS for judges in JUDGES]
+    trials = [pool.submit(each, workload, seed, steps) for each in settings]
+    return max(zip(settings, trials, strict=True), key=lambda pair: pair[1].result().samples_per_hour)[0]
+
+
+def _row(entry: Entry, seed: int, figures: Figures, results: dict[tuple[str, int], tuple[Entry, Figures]]) -> dict[str, Any]:
+    def against(name: str) -> float:
+        return figures.samples_per_hour / results[name, seed][1].samples_per_hour
+
+    return {
+        "schedule": entry.name,
+        "staleness": entry.staleness,
+        "seed": seed,
+        "samples_per_hour": figures.samples_per_hour,
+        "vs_bounded_96": against("bounded_96"),
+        "vs_pipeline_96": against("pipeline_96"),
+        "vs_pipeline_288": against("pipeline_288"),
+        "vs_pipeline_best": against("pipeline_best"),
+        "of_limit": figures.of_limit,
+        "gpu_use": figures.gpu_use,
+        "reprefill_share": figures.reprefill_share,
+        "peak_runtimes": figures.peak_runtimes,
+        "groups_dropped": figures.groups_dropped,
+    }
+
+
+_COLUMNS = {
+    "samples_per_hour": ("samples/h", ".0f"),
+    "vs_bounded_96": ("× bounded 96", ".2f"),
+    "vs_pipeline_96": ("× pipeline 96", ".2f"),
+    "vs_pipeline_288": ("× pipeline 288", ".2f"),
+    "vs_pipeline_best": ("× best pipeline", ".2f"),
+    "of_limit": ("of the limit", ".3f"),
+    "gpu_use": ("GPU use", ".2f"),
+    "reprefill_share": ("prefilled again", ".2f"),
+    "peak_runtimes": ("peak runtimes", ".0f"),
+    "groups_dropped": ("dropped", ".0f"),
+}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The mean over seeds of each schedule."""
+    table = Table("schedule", "staleness", *(Column(title, justify="right") for title, _ in _COLUMNS.values()))
+    for name in dict.fromkeys(row["schedule"] for row in rows):
+        mine = [row for row in rows if row["schedule"] == name]
+        cells = (format(fmean(row[key] for row in mine), form) for key, (_, form) in _COLUMNS.items())
+        table.add_row(name, str(mine[0]["staleness"]), *cells)
+    return table

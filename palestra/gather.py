@@ -1,0 +1,162 @@
+"""Rollouts in, complete groups out, at the trainer's pace.
+
+`gather` feeds the groups of a plan to a dispatcher, in order, and hands each over when its last rollout has ended. `learn` takes
+them: gradients accumulate as groups complete, while the rewards of others still run, and a step is made when it is full.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from palestra.errors import cause
+from palestra.pace import Pace
+from palestra.protocols import Dispatcher, R
+
+MayRun = Callable[[], Awaitable[bool]]
+
+Make = Callable[[int, MayRun], Sequence[R]]
+"""Makes the rollouts of one group, given its number and what their runs have to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered(Generic[R]):
+    """A complete group: all its rollouts have ended, in whatever way."""
+
+    number: int
+    rollouts: tuple[R, ...]
+
+
+@asynccontextmanager
+async def gather(
+    plan: AsyncIterable[Make[R]], dispatcher: Dispatcher, pace: Pace, ended: Callable[[R], None] = lambda _: None
+) -> AsyncIterator[AsyncIterator[Gathered[R]]]:
+    """The plan's groups, each as soon as its last rollout has ended; `ended` hears of every rollout at once."""
+    open_groups: dict[int, Sequence[R]] = {}
+    number_of: dict[R, int] = {}
+
+    async def source() -> AsyncGenerator[R, None]:
+        number = 0
+        makers = aiter(plan)
+        while await pace.planned(number, dispatcher.prewarms):
+            try:
+                make = await anext(makers)
+            except StopAsyncIteration:
+                return
+            rollouts = make(number, _begin(pace, number))
+            open_groups[number] = rollouts
+            number_of.update(dict.fromkeys(rollouts, number))
+            for rollout in rollouts:
+                yield rollout
+            number += 1
+
+    async def complete(stream: AsyncIterator[R]) -> AsyncGenerator[Gathered[R], None]:
+        missing: dict[int, int] = {}
+        async for rollout in stream:
+            ended(rollout)
+            number = number_of.pop(rollout)
+            missing[number] = missing.get(number, len(open_groups[number])) - 1
+            if missing[number] == 0:
+                del missing[number]
+                yield Gathered(number, tuple(open_groups.pop(number)))
+
+    def abandon(number: int) -> None:
+        for rollout in open_groups.get(number, ()):
+            rollout.abandon()
+
+    pace.on_abandon = abandon
+    async with aclosing(source()) as rollouts, dispatcher.stream(rollouts) as stream, aclosing(complete(stream)) as groups:
+        yield groups
+
+
+def _begin(pace: Pace, number: int) -> MayRun:
+    return lambda: pace.begin(number)
+
+
+class Learner(Protocol[R]):
+    async def take(self, group: Gathered[R]) -> bool:
+        """Take a group's gradients in; False when it gave none and another one is wanted in its place."""
+
+    def drop(self, group: Gathered[R]) -> None:
+        """A group that was abandoned has come to its end."""
+
+    async def update(self) -> None:
+        """Make a step of what was taken, and publish it."""
+
+
+async def learn(
+    groups: AsyncIterator[Gathered[R]],
+    pace: Pace,
+    learner: Learner[R],
+    steps: int,
+    stopping: Callable[[], bool] = lambda: False,
+) -> bool:
+    """So many steps; False when the groups ended before."""
+    ready = _Ready(groups, pace, learner, stopping)
+    try:
+        async with asyncio.TaskGroup() as beside:
+            filling = beside.create_task(ready.fill())
+            done = await _steps(ready, pace, learner, steps, stopping)
+            filling.cancel()
+    except BaseExceptionGroup as errors:
+        raise cause(errors) from None
+    return done
+
+
+async def _steps(ready: "_Ready[R]", pace: Pace, learner: Learner[R], steps: int, stopping: Callable[[], bool]) -> bool:
+    for _ in range(steps):
+        while not pace.full:
+            group = await ready.next()
+            if group is None:
+                return False
+            if await learner.take(group):
+                pace.take(group.number)
+            else:
+                pace.replace(group.number)
+        await learner.update()
+        pace.publish()
+        if stopping():
+            pace.stop()
+    return True
+
+
+class _Ready(Generic[R]):
+    """Complete groups that no step has taken yet. There are never more than the pace allows to begin."""
+
+    def __init__(self, groups: AsyncIterator[Gathered[R]], pace: Pace, learner: Learner[R], stopping: Callable[[], bool]) -> None:
+        self._groups, self._pace, self._learner, self._stopping = groups, pace, learner, stopping
+        self._waiting: list[Gathered[R]] = []
+        self._news = asyncio.Event()
+        self._ended = False
+
+    async def fill(self) -> None:
+        async for group in self._groups:
+            if self._pace.has_abandoned(group.number):
+                self._learner.drop(group)
+            else:
+                self._waiting.append(group)
+                self._news.set()
+            if self._stopping():
+                self._pace.stop()
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> Gathered[R] | None:
+        """The oldest group that the present step may take; None when no more will come."""
+        while True:
+            self._forget_abandoned()
+            fit = [group for group in self._waiting if self._pace.may_take(group.number)]
+            if fit:
+                oldest = min(fit, key=lambda group: (-self._pace.staleness_of(group.number), group.number))
+                self._waiting.remove(oldest)
+                return oldest
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+
+    def _forget_abandoned(self) -> None:
+        for group in [group for group in self._waiting if self._pace.has_abandoned(group.number)]:
+            self._waiting.remove(group)
+            self._learner.drop(group)

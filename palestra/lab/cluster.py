@@ -1,0 +1,216 @@
+"""Units that generate or train, and the policies that say how many do which. A unit that switches to training loses its KV,
+unless the workload says otherwise; publishing takes all units, and the policy starts afresh after it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from palestra.lab import workload
+from palestra.lab.engine import Engine
+from palestra.lab.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Where the unit-seconds went. Generating counts only while there is a sequence in the step."""
+
+    generating: float
+    training: float
+    publishing: float
+    idle: float
+
+    @property
+    def share(self) -> float:
+        """The share that was used for anything."""
+        used = self.generating + self.training + self.publishing
+        return used / (used + self.idle)
+
+
+class Policy(Protocol):
+    def start(self, units: int) -> int:
+        """How many generate from when the weights are published."""
+
+    def generating(self, cluster: "Cluster") -> int:
+        """How many go on generating, now that something has changed."""
+
+
+class Cluster:
+    def __init__(self, spec: workload.Engine, publish_seconds: float, policy: Policy, pinned: bool) -> None:
+        self.spec = spec
+        self._publish_seconds = publish_seconds
+        self._policy = policy
+        self._loop = asyncio.get_running_loop()
+        self._born = self._loop.time()
+        self._worked: Progress[asyncio.Future[None]] = Progress(self._finish)
+        """Seconds of training work done, counted as if all units trained."""
+        self._works = 0
+        self._under_way = False
+        self._turn = asyncio.Lock()
+        self._publishing = False
+        self._training_seconds = self._publishing_seconds = 0.0
+        self.generating = policy.start(spec.units)
+        self.engine = Engine(spec, self.generating, pinned)
+        self.engine.on_leaving = self.review
+        self.trained: list[tuple[float, float]] = []
+        """From when to when units trained."""
+        self.backlog = 0
+        """Complete groups that wait for training; whoever trains keeps it."""
+        self.coming = 0
+        """Runs of this training step that have not opened their context yet: whoever starts a step adds them, a run that
+        starts takes itself off."""
+
+    @property
+    def has_training(self) -> bool:
+        """Whether training work is waiting or under way."""
+        return self._works > 0
+
+    async def train(self, seconds: float) -> None:
+        """So many seconds of work for all units; longer on those that train. First come, first served."""
+        self._works += 1
+        self.review()
+        try:
+            async with self._turn:
+                await self._work(seconds)
+        finally:
+            self._works -= 1
+
+    async def publish(self) -> None:
+        """Nothing is generated or trained meanwhile; KV is kept."""
+        self._advance()
+        started, self._publishing = self._loop.time(), True
+        self._go_on()
+        self.engine.pause()
+        try:
+            await asyncio.sleep(self._publish_seconds)
+        finally:
+            self._publishing_seconds += (self._loop.time() - started) * self.spec.units
+            self._publishing = False
+            self._give(self._policy.start(self.spec.units))
+            self.engine.resume()
+            self.review()
+
+    def review(self) -> None:
+        """Let the policy move units between generation and training."""
+        if not self._publishing:
+            self._give(self._policy.generating(self))
+
+    def use(self) -> Use:
+        self._advance()
+        generating = self.engine.totals().unit_seconds
+        used = generating + self._training_seconds + self._publishing_seconds
+        whole = (self._loop.time() - self._born) * self.spec.units
+        return Use(generating, self._training_seconds, self._publishing_seconds, whole - used)
+
+    def _give(self, units: int) -> None:
+        """So many units to generation, the others to training."""
+        self._advance()
+        if units != self.generating:
+            self.generating = units
+            with_kv = self._policy.start(self.spec.units) if self.spec.switch_keeps_kv else units
+            self.engine.resize(units, with_kv * self.spec.kv_tokens)
+        self._go_on()
+
+    async def _work(self, seconds: float) -> None:
+        done = self._loop.create_future()
+        self._advance()
+        mark = self._worked.after(seconds, done)
+        self._under_way = True
+        self._go_on()
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._advance()
+            if self._under_way:
+                self._worked.drop(mark)
+                self._under_way = False
+            self._go_on()
+            raise
+
+    def _finish(self) -> None:
+        self._advance()
+        for done in self._worked.due():
+            self._under_way = False
+            if not done.done():
+                done.set_result(None)
+        self._go_on()
+
+    def _training_units(self) -> int:
+        return self.spec.units - self.generating if self._under_way and not self._publishing else 0
+
+    def _advance(self) -> None:
+        elapsed, training = self._worked.advance(), self._training_units()
+        self._training_seconds += elapsed * training
+        if elapsed and training:
+            now = self._loop.time()
+            started = now - elapsed
+            if self.trained and self.trained[-1][1] >= started:  # without a break
+                started = self.trained.pop()[0]
+            self.trained.append((started, now))
+
+    def _go_on(self) -> None:
+        self._worked.run(self._training_units() / self.spec.units)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """All units generate, then all train."""
+
+    def start(self, units: int) -> int:
+        return units
+
+    def generating(self, cluster: Cluster) -> int:
+        return 0 if cluster.has_training else cluster.generating
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """While there is training work, generation keeps the units it needs for the contexts that are left: enough KV for all,
+    and steps that take at most `slack` longer than on all units."""
+
+    slack: float = 0.02
+
+    def start(self, units: int) -> int:
+        return units
+
+    def generating(self, cluster: Cluster) -> int:
+        if not cluster.has_training or cluster.coming > 0:
+            return cluster.generating
+        if not cluster.engine.contexts:
+            return 0
+        needed = self._needed(cluster.spec, cluster.engine.contexts, cluster.engine.kv_wanted())
+        # Every switch loses KV: a single unit is not worth it, and none comes back before the weights are published.
+        return needed if needed <= cluster.generating - 2 else cluster.generating
+
+    def _needed(self, spec: workload.Engine, contexts: int, tokens: int) -> int:
+        slowest = (1 + self.slack) * spec.step(spec.units, contexts)
+        for units in range(1, spec.units):
+            if tokens <= units * spec.kv_tokens and spec.step(units, contexts) <= slowest:
+                return units
+        return spec.units
+
+
+@dataclass(slots=True)
+class Balance:
+    """Some units always train. One more joins them when groups pile up, and leaves when there are none: training and generation
+    keep pace with each other, and little KV is lost."""
+
+    training: int
+    pile: int = 8
+    joined: bool = False
+
+    def start(self, units: int) -> int:
+        return units - self.training - self.joined
+
+    def generating(self, cluster: Cluster) -> int:
+        if cluster.backlog >= self.pile:
+            self.joined = True
+        elif cluster.backlog == 0:
+            self.joined = False
+        return self.start(cluster.spec.units)
+
+
+def balance(work: workload.Workload, limits: workload.Limits) -> Balance:
+    """As many units as training keeps busy for certain."""
+    units = work.engine.units
+    return Balance(min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2))

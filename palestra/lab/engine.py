@@ -1,0 +1,318 @@
+"""The inference engine of a workload: sequences that prefill and decode in common steps, and the KV cache that holds them.
+A context keeps its KV while a tool runs, until it leaves or another needs the room; then it is prefilled again at its next call.
+"""
+
+import asyncio
+import bisect
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from palestra.lab import workload
+from palestra.lab.progress import Mark, Progress
+
+Place = tuple[int, int, int]
+"""Where a call stands in the queue; the smallest is served first."""
+
+
+@dataclass(slots=True)
+class Totals:
+    prefilled: int = 0
+    prefilled_again: int = 0
+    decoded: int = 0
+    busy: float = 0.0
+    """Seconds with at least one sequence in the step."""
+    unit_seconds: float = 0.0
+    """The same, times the units at work."""
+    peak_contexts: int = 0
+    """Most contexts that held KV at once."""
+
+
+class Context:
+    """One trajectory's tokens."""
+
+    __slots__ = ("_engine", "call_under_way", "held", "length", "order", "seen")
+
+    def __init__(self, engine: "Engine", order: int) -> None:
+        self._engine = engine
+        self.order = order
+        """Who started earlier has the smaller one."""
+        self.length = 0
+        self.seen = 0
+        """Tokens that were computed before, and so are prefilled again if their KV is lost."""
+        self.held = 0
+        """Tokens of KV reserved; none when it is not resident."""
+        self.call_under_way: _Call | None = None
+
+    async def call(self, new_tokens: int, output_tokens: int) -> None:
+        """Prefill what is new (and what was lost), then decode."""
+        await self._engine.serve(self, new_tokens, output_tokens)
+
+
+class _Call:
+    __slots__ = ("arrival", "context", "decoding", "done", "kept", "mark", "output", "place")
+
+    def __init__(self, context: Context, output: int, arrival: int, done: asyncio.Future[None]) -> None:
+        self.context = context
+        self.output = output
+        """Tokens still to decode."""
+        self.arrival = arrival
+        self.done = done
+        self.place: Place | None = None
+        """None when it is not queued."""
+        self.kept = 0
+        """Tokens that did not have to be prefilled."""
+        self.decoding = False
+        self.mark: Mark = (0.0, 0)
+
+    @property
+    def reserve(self) -> int:
+        return self.context.length + self.output
+
+
+HEADROOM = 0.05
+"""When pinned, who comes in leaves this share of KV free for those under way to grow: it would be evicted soon otherwise."""
+
+
+class Engine:
+    def __init__(self, spec: workload.Engine, units: int, pinned: bool) -> None:
+        """Pinned: a context that is not resident waits for room, and does not take it from one that waits for its tool."""
+        self._spec = spec
+        self._pinned = pinned
+        self._paused = False
+        self._steps: Progress[_Call] = Progress(self._wake)
+        self._decoding = self._prefilling = self._arrivals = 0
+        self._open: set[Context] = set()
+        self._served: set[_Call] = set()
+        self._idle: dict[Context, None] = {}
+        """Resident and not served, the least recently used first."""
+        self._queue: list[tuple[Place, _Call]] = []
+        self._used = self._idle_tokens = 0
+        self._totals = Totals()
+        self.units = units
+        self.kv_tokens = spec.kv_tokens * units
+        self.on_leaving: Callable[[], None] = lambda: None
+        """Called when a context has left."""
+
+    @property
+    def contexts(self) -> int:
+        """Contexts that are open: served, queued, or waiting for a tool."""
+        return len(self._open)
+
+    @property
+    def kv_used(self) -> int:
+        return self._used
+
+    def kv_wanted(self) -> int:
+        """Tokens of KV that would hold every open context at once, as long as they are now."""
+        return sum(context.held or context.length for context in self._open)
+
+    def totals(self) -> Totals:
+        self._advance()
+        return self._totals
+
+    @asynccontextmanager
+    async def context(self, order: int) -> AsyncIterator[Context]:
+        context = Context(self, order)
+        self._open.add(context)
+        try:
+            yield context
+        finally:
+            self._advance()
+            self._open.remove(context)
+            self._release(context)
+            self._go_on()
+            self.on_leaving()
+
+    async def serve(self, context: Context, new_tokens: int, output_tokens: int) -> None:
+        self._arrivals += 1
+        call = _Call(context, output_tokens, self._arrivals, asyncio.get_running_loop().create_future())
+        context.length += new_tokens
+        if call.reserve > self._spec.kv_tokens:
+            raise ValueError(f"a call of {call.reserve} tokens does not fit into a unit's KV of {self._spec.kv_tokens}")
+        context.call_under_way = call
+        self._advance()
+        self._enqueue(call)
+        self._go_on()
+        try:
+            await call.done
+        except asyncio.CancelledError:
+            self._advance()
+            self._abandon(call)
+            self._go_on()
+            raise
+
+    def resize(self, units: int, kv_tokens: int) -> None:
+        """From now on so many units generate, with so much KV. A share of KV that goes takes as large a share of what is
+        resident with it: idle contexts first, and of those the latest started. A call that is hit goes on when it has room."""
+        self._advance()
+        if kv_tokens < self.kv_tokens:
+            kept = self._used * kv_tokens // self.kv_tokens
+            served = {call.context for call in self._served}
+            for context in sorted([*self._idle, *served], key=lambda context: (context in served, -context.order)):
+                if self._used <= kept:
+                    break
+                self._evict(context)
+        self.units, self.kv_tokens = units, kv_tokens
+        self._go_on()
+
+    def pause(self) -> None:
+        """Nothing advances until `resume`; KV is kept."""
+        self._advance()
+        self._paused = True
+        self._go_on()
+
+    def resume(self) -> None:
+        self._advance()
+        self._paused = False
+        self._go_on()
+
+    # The common step. Whatever happens, `_advance` comes before it and `_go_on` after it.
+
+    def _wake(self) -> None:
+        self._advance()
+        for call in self._steps.due():
+            if call.decoding:
+                self._finish(call)
+            else:
+                self._decode(call)
+        self._go_on()
+
+    def _advance(self) -> None:
+        elapsed = self._steps.advance()
+        if self._served and self.units and not self._paused:
+            self._totals.busy += elapsed
+            self._totals.unit_seconds += elapsed * self.units
+
+    def _go_on(self) -> None:
+        if self._queue:
+            self._admit()
+        if self._served and self.units and not self._paused:
+            self._steps.run(1.0 / self._spec.step(self.units, self._decoding, self._prefilling))
+        else:
+            self._steps.run(0.0)
+
+    def _start(self, call: _Call) -> None:
+        context = call.context
+        call.kept = context.held
+        if context.held:
+            del self._idle[context]
+            self._idle_tokens -= context.held
+        context.held = call.reserve
+        self._used += call.reserve - call.kept
+        self._served.add(call)
+        self._totals.peak_contexts = max(self._totals.peak_contexts, len(self._served) + len(self._idle))
+        self._prefilling += 1
+        call.mark = self._steps.after(math.ceil((context.length - call.kept) / self._spec.prefill_chunk), call)
+
+    def _decode(self, call: _Call) -> None:
+        context = call.context
+        self._totals.prefilled += context.length - call.kept
+        self._totals.prefilled_again += context.seen - call.kept
+        context.seen = context.length
+        self._prefilling -= 1
+        self._decoding += 1
+        call.decoding = True
+        call.mark = self._steps.after(call.output, call)
+
+    def _finish(self, call: _Call) -> None:
+        context = call.context
+        self._decoded(call, call.output)
+        self._decoding -= 1
+        self._served.remove(call)
+        context.call_under_way = None
+        self._idle[context] = None
+        self._idle_tokens += context.held
+        if not call.done.done():  # its task may have been cancelled in this very moment
+            call.done.set_result(None)
+
+    def _decoded(self, call: _Call, tokens: int) -> None:
+        self._totals.decoded += tokens
+        call.output -= tokens
+        call.context.length += tokens
+        call.context.seen = call.context.length
+
+    def _stop(self, call: _Call) -> None:
+        """Take a call out of the step before it is finished, and keep what it has written."""
+        self._served.remove(call)
+        self._steps.drop(call.mark)
+        if call.decoding:
+            self._decoding -= 1
+            self._decoded(call, call.output - math.ceil(self._steps.left(call.mark)))
+            call.decoding = False
+        else:
+            self._prefilling -= 1
+
+    # The queue, and room for its head
+
+    def _enqueue(self, call: _Call) -> None:
+        """First in, first out; when pinned: those under way, then those that lost their KV, then newcomers, and of each kind
+        the shortest first, since whoever has come least far will be the last to end."""
+        context = call.context
+        rank = 0 if context.held else 1 if context.seen else 2
+        call.place = (rank, context.length, call.arrival) if self._pinned else (0, 0, call.arrival)
+        bisect.insort(self._queue, (call.place, call))
+
+    def _dequeue(self, call: _Call) -> None:
+        del self._queue[bisect.bisect_left(self._queue, call.place, key=lambda entry: entry[0])]
+        call.place = None
+
+    def _admit(self) -> None:
+        while self._queue and self._make_room(call := self._queue[0][1]):
+            self._dequeue(call)
+            self._start(call)
+
+    def _make_room(self, call: _Call) -> bool:
+        missing = self._used + call.reserve - call.context.held - self.kv_tokens
+        if self._pinned and self._served and not call.context.held and missing > -HEADROOM * self.kv_tokens:
+            return False
+        if missing <= 0:
+            return True
+        if missing > self._idle_tokens - call.context.held:
+            return False
+        victims = []
+        for context in self._evictable(call.context):
+            victims.append(context)
+            missing -= context.held
+            if missing <= 0:
+                for victim in victims:
+                    self._evict(victim)
+                return True
+        return False
+
+    def _evictable(self, context: Context) -> Iterable[Context]:
+        """Who may lose its KV for this context's next call, the first choice first."""
+        others = (other for other in self._idle if other is not context)
+        if not self._pinned:
+            return others
+        latest_first = sorted(others, key=lambda other: other.order, reverse=True)
+        if not self._served:  # nobody would ever make room
+            return latest_first
+        return [other for other in latest_first if other.order > context.order] if context.held else []
+
+    def _evict(self, context: Context) -> None:
+        call = context.call_under_way
+        if call is not None:
+            if call.place is None:
+                self._stop(call)
+            else:
+                self._dequeue(call)
+        self._release(context)
+        if call is not None:
+            self._enqueue(call)
+
+    def _abandon(self, call: _Call) -> None:
+        if call in self._served:
+            self._stop(call)
+        elif call.place is not None:
+            self._dequeue(call)
+        call.context.call_under_way = None
+        self._release(call.context)
+
+    def _release(self, context: Context) -> None:
+        if context in self._idle:
+            del self._idle[context]
+            self._idle_tokens -= context.held
+        self._used -= context.held
+        context.held = 0

@@ -1,0 +1,127 @@
+"""Palestra's own dispatch in the lab: the very code that runs in training (dispatcher, pace, gather, learn), over simulated
+rollouts and a trainer that only takes time.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from palestra.gather import Gathered, Make, MayRun, gather, learn
+from palestra.lab import clock
+from palestra.lab.cluster import Policy
+from palestra.lab.simulation import Figures, Member, World
+from palestra.lab.workload import Job, Workload
+from palestra.pace import Pace
+from palestra.protocols import Dispatcher
+from palestra.trajectory import Stage
+
+_AFTER: dict[Stage, Stage | None] = {"init": "run", "run": "reward", "reward": None}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run a workload: a dispatcher, how far rollouts may run ahead, and which units train when."""
+
+    dispatcher: Callable[[], Dispatcher]
+    policy: Callable[[], Policy]
+    staleness: int = 0
+
+
+class SimulatedRollout:
+    """A member of the lab's world, as our dispatchers move it."""
+
+    rest = 0.0
+
+    def __init__(self, member: Member, group: int, expected_tokens: int, may_run: MayRun) -> None:
+        self.next: Stage | None = "init"
+        self.group = group
+        self.expected_tokens = expected_tokens
+        self._may_run, self._member = may_run, member
+
+    async def may_run(self) -> bool:
+        return await self._may_run()
+
+    async def advance(self) -> None:
+        assert self.next is not None
+        await {"init": self._member.initialize, "run": self._member.run, "reward": self._member.evaluate}[self.next]()
+        self.next = _AFTER[self.next]
+
+    def abandon(self) -> None:
+        raise AssertionError("the lab begins no group beyond what steps take")
+
+    async def close(self) -> None:
+        self._member.close()
+
+
+@dataclass
+class SimulatedLearner:
+    """Training takes its time for each group, publishing for each step."""
+
+    world: World
+    pace: Pace
+    stalest: int = 0
+    dropped: int = 0
+    _complete: dict[int, int] = field(default_factory=dict)
+
+    def ended(self, rollout: SimulatedRollout) -> None:
+        """Count the groups that are complete."""
+        self._complete[rollout.group] = self._complete.get(rollout.group, 0) + 1
+        if self._complete[rollout.group] == self.world.workload.batch.samples:
+            del self._complete[rollout.group]
+            self.world.cluster.backlog += 1
+            self.world.cluster.review()
+
+    async def take(self, group: Gathered[SimulatedRollout]) -> bool:
+        self.stalest = max(self.stalest, self.pace.staleness_of(group.number))
+        self.world.cluster.backlog -= 1
+        workload = self.world.workload
+        await self.world.cluster.train(workload.training.seconds / workload.batch.tasks)
+        return True
+
+    def drop(self, group: Gathered[SimulatedRollout]) -> None:
+        self.dropped += 1
+
+    async def update(self) -> None:
+        batch = self.world.workload.batch
+        with self.world.logged(-1, "publish"):
+            await self.world.cluster.publish()
+        self.world.cluster.coming += batch.tasks * batch.samples
+
+
+def simulate_own(workload: Workload, setup: Setup, seed: int, steps: int | None = None) -> Figures:
+    async def figures() -> Figures:
+        return await play(World(workload, setup.policy(), pinned=True), setup, seed, steps)
+
+    return clock.run(figures())
+
+
+async def play(world: World, setup: Setup, seed: int, steps: int | None = None) -> Figures:
+    """The workload's steps, or so many, in this world."""
+    workload = world.workload
+    steps = workload.batch.steps if steps is None else steps
+    pace = Pace(workload.batch.tasks, steps, staleness=setup.staleness)
+    learner = SimulatedLearner(world, pace)
+    limit = 0.0
+
+    async def plan() -> AsyncGenerator[Make[SimulatedRollout], None]:
+        nonlocal limit
+        for step in range(steps):
+            jobs = workload.draw(seed, step)
+            limit += workload.limits(jobs).step
+            for group in jobs:
+                yield _make(group, world)
+
+    world.cluster.coming += workload.batch.tasks * workload.batch.samples
+    async with aclosing(plan()) as groups, gather(groups, setup.dispatcher(), pace, learner.ended) as gathered:
+        await learn(gathered, pace, learner, steps)
+    assert learner.stalest <= setup.staleness
+    return world.figures(steps * workload.batch.tasks * workload.batch.samples, limit, learner.dropped)
+
+
+def _make(jobs: list[Job], world: World) -> Make[SimulatedRollout]:
+    def rollouts(number: int, may_run: MayRun) -> list[SimulatedRollout]:
+        expected = world.workload.context.end
+        first = number * len(jobs)
+        return [SimulatedRollout(Member(job, world, first + i), number, expected, may_run) for i, job in enumerate(jobs)]
+
+    return rollouts

@@ -1,0 +1,138 @@
+"""A workload played: trajectories that only take time, on pools, an engine and units that are shared. What a schedule makes of
+it is measured in samples an hour.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from palestra.lab import clock
+from palestra.lab.cluster import Cluster, Policy, Together
+from palestra.lab.engine import Engine
+from palestra.lab.pool import Pool
+from palestra.lab.published import Schedule, Settings
+from palestra.lab.workload import Job, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    samples_per_hour: float
+    seconds: float
+    gpu_use: float
+    """The share of unit-seconds in which a unit generated, trained or published."""
+    reprefill_share: float
+    """Of all tokens that were prefilled, those whose KV had been there before."""
+    peak_runtimes: int
+    groups_dropped: int
+    of_limit: float
+    """How fast it was, with generation at full KV, training and publishing end to end as 1."""
+
+
+class World:
+    """All that trajectories share. To be made inside the event loop."""
+
+    def __init__(self, workload: Workload, policy: Policy, pinned: bool) -> None:
+        self.workload = workload
+        self._loop = asyncio.get_running_loop()
+        self.init = Pool(workload.init.capacity)
+        self.reward = Pool(workload.reward.capacity)
+        self.cluster = Cluster(workload.engine, workload.training.publish_seconds, policy, pinned)
+        self.runtimes = 0
+        self.peak_runtimes = 0
+        self.log: list[tuple[int, str, float, float]] = []
+        """Which member did what from when to when; kept for pictures, where `logs` says so."""
+        self.logs = False
+
+    def open_runtime(self) -> None:
+        self.runtimes += 1
+        self.peak_runtimes = max(self.peak_runtimes, self.runtimes)
+
+    def close_runtime(self) -> None:
+        self.runtimes -= 1
+
+    @contextmanager
+    def logged(self, order: int, what: str) -> Iterator[None]:
+        started = self._loop.time()
+        yield
+        if self.logs:
+            self.log.append((order, what, started, self._loop.time()))
+
+    def figures(self, trajectories: int, limit: float, groups_dropped: int = 0) -> Figures:
+        """What came of so many trajectories, whose steps could not take less than the limit together."""
+        seconds = asyncio.get_running_loop().time()
+        totals = self.cluster.engine.totals()
+        return Figures(
+            samples_per_hour=trajectories / seconds * 3600,
+            seconds=seconds,
+            gpu_use=self.cluster.use().share,
+            reprefill_share=totals.prefilled_again / max(1, totals.prefilled),
+            peak_runtimes=self.peak_runtimes,
+            groups_dropped=groups_dropped,
+            of_limit=limit / seconds,
+        )
+
+
+class Member:
+    """One trajectory. Its runtime lives from the start of its init until it has run."""
+
+    def __init__(self, job: Job, world: World, order: int) -> None:
+        self._job = job
+        self._world = world
+        self._order = order
+        self._has_runtime = False
+
+    async def initialize(self) -> None:
+        self._world.open_runtime()
+        self._has_runtime = True
+        with self._world.logged(self._order, "init"):
+            await self._world.init.work(self._job.init_seconds)
+
+    async def run(self) -> None:
+        cluster = self._world.cluster
+        cluster.coming -= 1
+        try:
+            with self._world.logged(self._order, "run"):
+                await self._converse(cluster.engine)
+        finally:
+            self.close()
+
+    async def _converse(self, engine: Engine) -> None:
+        async with engine.context(self._order) as context:
+            for turn in self._job.turns:
+                await context.call(turn.new_tokens, turn.output_tokens)
+                await asyncio.sleep(turn.tool_seconds)
+
+    async def evaluate(self) -> None:
+        with self._world.logged(self._order, "reward"):
+            await self._world.reward.work(self._job.reward_seconds)
+
+    def close(self) -> None:
+        """Close the runtime, if it is still open."""
+        if self._has_runtime:
+            self._has_runtime = False
+            self._world.close_runtime()
+
+
+def simulate_published(workload: Workload, schedule: Schedule, cfg: Settings, seed: int, steps: int | None = None) -> Figures:
+    """Steps one after the other: all trajectories through the schedule, then training and publishing."""
+    return clock.run(_published(workload, schedule, cfg, seed, workload.batch.steps if steps is None else steps))
+
+
+async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed: int, steps: int) -> Figures:
+    world = World(workload, Together(), pinned=False)
+    tasks, samples = workload.batch.tasks, workload.batch.samples
+    settings = {**cfg, "num_instances": tasks, "num_trajectories": samples}
+    limit = 0.0
+    for step in range(steps):
+        jobs = workload.draw(seed, step)
+        limit += workload.limits(jobs).step
+        members = {
+            task: {sample: Member(job, world, task * samples + sample) for sample, job in enumerate(group)}
+            for task, group in enumerate(jobs)
+        }
+        world.cluster.coming += tasks * samples
+        await schedule(settings, members, "initialize", "run", "evaluate")
+        await world.cluster.train(workload.training.seconds)
+        await world.cluster.publish()
+    return world.figures(steps * tasks * samples, limit)

@@ -1,0 +1,304 @@
+"""A workload: everything about a job that a schedule cannot change, as one TOML file. Each training step's trajectories are
+drawn from it before they are played, so that every schedule meets the same ones.
+"""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from palestra.config import Section
+from palestra.errors import ConfigError, nearest
+
+FOLDER = Path(__file__).parent / "workloads"
+
+
+class Batch(Section):
+    """What one training step consumes."""
+
+    tasks: PositiveInt
+    samples: PositiveInt
+    steps: PositiveInt
+
+
+class Turns(Section):
+    """Turns of a trajectory, were its context endless: a lognormal over tasks times one over samples."""
+
+    median: PositiveFloat
+    task_sigma: NonNegativeFloat
+    sample_sigma: NonNegativeFloat
+    least: PositiveInt
+    most: PositiveInt
+
+
+class Tokens(Section):
+    """Tokens a turn: a lognormal, clipped."""
+
+    median: PositiveFloat
+    sigma: NonNegativeFloat
+    least: PositiveInt
+    most: PositiveInt
+
+
+class Context(Section):
+    start: PositiveInt
+    """Tokens of the first prompt."""
+    end: PositiveInt
+    """Tokens at which a trajectory ends."""
+
+
+class Tools(Section):
+    """Seconds a tool takes: one of two lognormals, clipped."""
+
+    median: PositiveFloat
+    sigma: NonNegativeFloat
+    slow_share: Annotated[float, Field(ge=0, le=1)]
+    slow_median: PositiveFloat
+    slow_sigma: NonNegativeFloat
+    most: PositiveFloat
+
+
+class Init(Section):
+    """Seconds of work to open a runtime (lognormal), and how many such works run at full speed at once."""
+
+    mean: PositiveFloat
+    sigma: NonNegativeFloat
+    capacity: PositiveFloat
+
+
+class Reward(Section):
+    """Seconds of work to judge a result: a lognormal over tasks times one over samples, and how many run at full speed."""
+
+    mean: PositiveFloat
+    task_sigma: NonNegativeFloat
+    sample_sigma: NonNegativeFloat
+    capacity: PositiveFloat
+
+
+class Engine(Section):
+    """Units that generate in step with each other, with the sequences spread evenly over them."""
+
+    units: PositiveInt
+    step_seconds: PositiveFloat
+    """What a step takes before any sequence is in it."""
+    decode_seconds: NonNegativeFloat
+    """What each decoding sequence on a unit adds."""
+    prefill_rate: PositiveFloat
+    """Tokens a unit prefills in a second."""
+    prefill_chunk: PositiveInt
+    """Tokens that a prefilling sequence advances in a step."""
+    kv_tokens: PositiveInt
+    """Tokens whose keys and values one unit holds."""
+    switch_keeps_kv: bool
+    """Whether a unit that trains for a while still has its keys and values afterwards."""
+
+    def step(self, units: int, decoding: int, prefilling: int = 0) -> float:
+        """Seconds of one step."""
+        prefill = prefilling * self.prefill_chunk / self.prefill_rate
+        return self.step_seconds + (decoding * self.decode_seconds + prefill) / units
+
+
+class Training(Section):
+    seconds: PositiveFloat
+    """The gradients of one batch, with all units at work."""
+    publish_seconds: NonNegativeFloat
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    new_tokens: int
+    """What the context gained since the last reply: the prompt at first, then what the last tool returned."""
+    output_tokens: int
+    tool_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One trajectory: the work it will ask for, whatever the schedule."""
+
+    init_seconds: float
+    turns: tuple[Turn, ...]
+    reward_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds below which no on-policy schedule can bring one step's jobs, each by one resource alone."""
+
+    gpu: float
+    init: float
+    reward: float
+    critical_path: float
+    """The slowest trajectory, were it alone."""
+    step: float
+    """Generation at full KV, training and publishing: what the units have to do, one after the other."""
+
+
+class Workload(Section):
+    batch: Batch
+    turns: Turns
+    output: Tokens
+    observation: Tokens
+    context: Context
+    tools: Tools
+    init: Init
+    reward: Reward
+    engine: Engine
+    training: Training
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_played(self) -> "Workload":
+        if self.context.end <= self.context.start:
+            raise ValueError(f"context.end = {self.context.end} leaves no room after context.start = {self.context.start}")
+        if self.context.end > self.engine.kv_tokens:
+            raise ValueError(f"engine.kv_tokens = {self.engine.kv_tokens} does not hold one context of {self.context.end}")
+        return self
+
+    def draw(self, seed: int, step: int) -> list[list[Job]]:
+        """The jobs of one training step, by task and sample.
+
+        The draws are whole arrays in this order, so that a job does not depend on how long the others are: turns over tasks,
+        turns over samples, output tokens, observation tokens, which tools are slow, tool times, init, reward over tasks,
+        reward over samples.
+        """
+        draws = np.random.default_rng([seed, step])
+        tasks, samples = self.batch.tasks, self.batch.samples
+        jobs, each = (tasks, samples), (tasks, samples, self.turns.most)
+        over_tasks, over_samples = draws.standard_normal((tasks, 1)), draws.standard_normal(jobs)
+        lengths = self.turns.median * np.exp(self.turns.task_sigma * over_tasks + self.turns.sample_sigma * over_samples)
+        turns = np.clip(np.rint(lengths), self.turns.least, self.turns.most).astype(int)
+        outputs = _tokens(self.output, draws.standard_normal(each))
+        observations = _tokens(self.observation, draws.standard_normal(each))
+        slow, normal = draws.random(each) < self.tools.slow_share, draws.standard_normal(each)
+        slow_seconds = self.tools.slow_median * np.exp(self.tools.slow_sigma * normal)
+        seconds = np.where(slow, slow_seconds, self.tools.median * np.exp(self.tools.sigma * normal))
+        seconds = np.minimum(seconds, self.tools.most)
+        inits = _with_mean(self.init.mean, self.init.sigma * draws.standard_normal(jobs), self.init.sigma**2)
+        over_tasks, over_samples = draws.standard_normal((tasks, 1)), draws.standard_normal(jobs)
+        exponents = self.reward.task_sigma * over_tasks + self.reward.sample_sigma * over_samples
+        rewards = _with_mean(self.reward.mean, exponents, self.reward.task_sigma**2 + self.reward.sample_sigma**2)
+        return [
+            [
+                Job(
+                    float(inits[at]),
+                    self._turns(*(array[at][: turns[at]].tolist() for array in (outputs, observations, seconds))),
+                    float(rewards[at]),
+                )
+                for at in ((task, sample) for sample in range(samples))
+            ]
+            for task in range(tasks)
+        ]
+
+    def _turns(self, outputs: list[int], observations: list[int], seconds: list[float]) -> tuple[Turn, ...]:
+        """The turns that fit into the context; the last reply is cut where the context ends."""
+        turns: list[Turn] = []
+        length, new = 0, self.context.start
+        for output, observation, tool in zip(outputs, observations, seconds, strict=True):
+            room = self.context.end - length - new
+            if room <= 0:
+                break
+            if output >= room:
+                turns.append(Turn(new, room, 0.0))
+                break
+            turns.append(Turn(new, output, tool))
+            length += new + output
+            new = observation
+        return tuple(turns)
+
+    def limits(self, jobs: Sequence[Sequence[Job]]) -> Limits:
+        engine = self.engine
+        every = [job for group in jobs for job in group]
+        attended = decoded = prefilled = 0.0
+        for job in every:
+            length = 0
+            for turn in job.turns:
+                length += turn.new_tokens
+                attended += turn.output_tokens * (length + turn.output_tokens / 2)
+                length += turn.output_tokens
+                decoded += turn.output_tokens
+                prefilled += turn.new_tokens
+        # With KV full of decoding sequences, a step's fixed cost is shared by kv_tokens / context of them.
+        fixed = engine.step_seconds * attended / engine.kv_tokens
+        gpu = (fixed + engine.decode_seconds * decoded + prefilled / engine.prefill_rate) / engine.units
+        return Limits(
+            gpu=gpu,
+            init=sum(job.init_seconds for job in every) / self.init.capacity,
+            reward=sum(job.reward_seconds for job in every) / self.reward.capacity,
+            critical_path=max(map(self._alone, every)),
+            step=gpu + self.training.seconds + self.training.publish_seconds,
+        )
+
+    def _alone(self, job: Job) -> float:
+        """Seconds that a job takes with nobody else there."""
+        engine = self.engine
+        prefill, decode = engine.step(engine.units, 0, 1), engine.step(engine.units, 1)
+        run = sum(
+            math.ceil(turn.new_tokens / engine.prefill_chunk) * prefill + turn.output_tokens * decode + turn.tool_seconds
+            for turn in job.turns
+        )
+        return job.init_seconds + run + job.reward_seconds
+
+
+def _tokens(tokens: Tokens, normal: NDArray[np.float64]) -> NDArray[np.int_]:
+    drawn = np.rint(tokens.median * np.exp(tokens.sigma * normal))
+    return np.clip(drawn, tokens.least, tokens.most).astype(int)
+
+
+def _with_mean(mean: float, exponents: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
+    """A lognormal with this mean, where the median would be the natural parameter."""
+    return mean * np.exp(exponents - variance / 2)
+
+
+def load(name: str) -> Workload:
+    """A workload that ships with the lab by its name, such as `w1`, or any by the path of its .toml file."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if path.parent != FOLDER:
+            raise ConfigError(f"no workload file {path}") from None
+        raise ConfigError(f"no workload {name!r}{nearest(name, [file.stem for file in FOLDER.glob('*.toml')])}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return parse(values, str(path))
+
+
+def parse(values: dict[str, Any], source: str = "workload") -> Workload:
+    try:
+        return Workload.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{source}: {_complaint(error)}") from None
+
+
+def _complaint(error: pydantic.ValidationError) -> str:
+    """The first problem in one line: which key, what is wrong, what would be right."""
+    # A mistyped key is also a missing one; the typing error says more.
+    problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    steps = [str(step) for step in problem["loc"]]
+    where = ".".join(steps)
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"unknown key {where!r}{nearest(steps[-1], _keys(steps[:-1]))}"
+        case "missing":
+            return f"the key {where!r} is missing"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case _:
+            return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _keys(section: Sequence[str]) -> list[str]:
+    """The known keys of a section, looked up by its path."""
+    model: Any = Workload
+    for step in section:
+        model = model.model_fields[step].annotation
+    return list(model.model_fields)

@@ -1,0 +1,176 @@
+"""One training step after the other: groups give their gradients as they come, and an update is made of them when enough are in.
+
+What a step trained on, and what it measured, goes to whoever keeps the run's record.
+"""
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from palestra.advantage import Credit, credit
+from palestra.collect import Attempt, group_of
+from palestra.config import Loss, Training
+from palestra.errors import PalestraError
+from palestra.gather import Gathered
+from palestra.ledger import StepRecord
+from palestra.pace import Pace
+from palestra.protocols import Trainer
+from palestra.rollout import describe
+from palestra.trajectory import Group, Key, Trajectory
+
+REFILLS = 4
+"""With dynamic sampling, a step replaces at most so many times its groups: tasks that nobody can fail or solve must not hold it
+up for ever."""
+
+
+@dataclass
+class StepLearner:
+    plan: Training
+    loss: Loss
+    trainer: Trainer
+    pace: Pace
+    seed: int
+    step: int
+    """The one that comes next."""
+    done: Callable[[StepRecord], Awaitable[None]]
+    """Hears of every step once its weights are published."""
+    begin: Callable[[int], None]
+    """Hears of every step before its first group is awaited."""
+    _groups: list[Gathered[Attempt]] = field(default_factory=list)
+    _credits: list[Credit] = field(default_factory=list)
+    _dropped: list[Gathered[Attempt]] = field(default_factory=list)
+    _staleness: list[int] = field(default_factory=list)
+    _replaced: int = 0
+    _train_seconds: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
+
+    async def take(self, group: Gathered[Attempt]) -> bool:
+        self._staleness.append(self.pace.staleness_of(group.number))
+        self._groups.append(group)
+        if self.plan.shuffle_rewards:  # they are dealt out over the whole step, once it is full
+            return True
+        self._credits.append(await self._credit(group_of(group)))
+        if self._credits[-1].samples or not self.plan.refill or self._replaced >= REFILLS * self.plan.groups:
+            return True
+        self._replaced += 1
+        return False
+
+    def drop(self, group: Gathered[Attempt]) -> None:
+        self._dropped.append(group)
+
+    async def update(self) -> None:
+        step = self.step
+        if self.plan.shuffle_rewards:
+            dealt = _shuffled([group_of(group) for group in self._groups], random.Random(f"{self.seed}/{step}"))
+            self._credits = [await self._credit(group) for group in dealt]
+        trajectories = [attempt.trajectory for group in self._groups for attempt in group.rollouts]
+        _refuse_total_failure(trajectories, step)
+        collected = time.monotonic()
+        learned: dict[str, float] = {}
+        if any(outcome.samples for outcome in self._credits):
+            learned = dict(await self.trainer.step(self._learning_rate(step)))
+        await self.trainer.publish()  # also the same weights: versions count the steps
+        updated = time.monotonic()
+        metrics = {
+            **self._describe(trajectories),
+            **learned,
+            "seconds": updated - self._started,
+            "rollout_seconds": collected - self._started,
+            "train_seconds": self._train_seconds,
+            "update_seconds": updated - collected,
+        }
+        record = self._record(step, metrics)
+        self._groups, self._credits, self._dropped, self._staleness, self._replaced = [], [], [], [], 0
+        self._train_seconds = 0.0
+        self.step += 1
+        await self.done(record)
+        self._started = time.monotonic()
+        if self.step < self.plan.steps:
+            self.begin(self.step)
+
+    async def _credit(self, group: Group) -> Credit:
+        outcome = credit(
+            group,
+            self.plan.estimator,
+            min_group=self.plan.min_group,
+            masked_stops=self.plan.masked_stops,
+            segment_weight=self.plan.segment_weight,
+        )
+        if outcome.samples:
+            started = time.monotonic()
+            await self.trainer.accumulate(outcome.samples, self.loss)
+            self._train_seconds += time.monotonic() - started
+        return outcome
+
+    def _learning_rate(self, step: int) -> float:
+        warmup = self.plan.warmup_steps
+        return self.plan.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+
+    def _describe(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        done = [t for t in trajectories if t.reward is not None]
+        outcomes = Counter(outcome.outcome for outcome in self._credits)
+        count = max(1, len(done))
+        figures = {
+            "reward": sum(t.reward or 0.0 for t in done) / count,
+            "turns": sum(len(t.turns) for t in done) / count,
+            "sampled_tokens": sum(t.sampled_tokens for t in done),
+            "failed": len(trajectories) - len(done),
+            "retried": sum(len(t.retried) for t in trajectories),
+            "groups_trained": outcomes["trained"],
+            "groups_without_spread": outcomes["no_spread"],
+            "groups_too_small": outcomes["too_small"],
+        }
+        if self.plan.staleness:
+            figures["staleness"] = sum(self._staleness) / len(self._staleness)
+        if self.plan.refill:
+            figures["groups_replaced"] = self._replaced
+        if self.plan.oversample > 1:
+            figures |= self._length_bias(done)
+        return figures
+
+    def _length_bias(self, kept: Sequence[Trajectory]) -> dict[str, float]:
+        """Short rollouts are complete first, so stopping early keeps too many of them. What was abandoned counts with what it
+        had written by then, so the true bias is at least this."""
+        lost = [attempt.trajectory for group in self._dropped for attempt in group.rollouts]
+        lengths = [t.sampled_tokens for t in kept]
+        everything = lengths + [t.sampled_tokens for t in lost]
+        bias = (sum(lengths) / max(1, len(lengths))) / max(1.0, sum(everything) / max(1, len(everything)))
+        return {"groups_abandoned": len(self._dropped), "length_bias": bias}
+
+    def _record(self, step: int, metrics: dict[str, float]) -> StepRecord:
+        """Which trajectories the step trained on, which gave no gradient, and which had failed."""
+        trained: list[Key] = []
+        filtered: list[Key] = []
+        failed: list[Key] = []
+        groups = list(zip(self._groups, (credit.outcome == "trained" for credit in self._credits), strict=True))
+        for group, gave in [*groups, *((group, False) for group in self._dropped)]:
+            for attempt in group.rollouts:
+                failure = attempt.trajectory.failure
+                if failure is None:
+                    (trained if gave else filtered).append(attempt.key)
+                elif failure.kind != "abandoned":
+                    failed.append(attempt.key)
+        return StepRecord(step, metrics, trained, filtered, failed)
+
+
+def _refuse_total_failure(trajectories: Sequence[Trajectory], step: int) -> None:
+    """A step in which nothing succeeded in running at all would go on failing, quietly and for ever."""
+    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+    if len(failures) == len(trajectories):
+        raise PalestraError(f"every rollout of step {step} failed; the first: {describe(failures[0])}")
+
+
+def _shuffled(groups: Sequence[Group], chance: random.Random) -> list[Group]:
+    """The control: the step's own rewards, dealt out at random."""
+    done = [t for group in groups for t in group.trajectories if t.reward is not None]
+    rewards = [t.reward for t in done]
+    chance.shuffle(rewards)
+    dealt = {id(t): reward for t, reward in zip(done, rewards, strict=True)}
+    return [Group(g.task_id, tuple(_with_reward(t, dealt.get(id(t))) for t in g.trajectories)) for g in groups]
+
+
+def _with_reward(trajectory: Trajectory, reward: float | None) -> Trajectory:
+    return dataclasses.replace(trajectory, reward=reward)

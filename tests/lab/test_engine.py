@@ -1,0 +1,318 @@
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palestra.lab import clock, workload
+from palestra.lab.engine import Context, Engine, Totals
+
+
+def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
+    """A step takes 1 s, 0.5 s more for each sequence that decodes and 1 s more for each that prefills, on one unit."""
+    return workload.Engine(
+        units=units,
+        step_seconds=1.0,
+        decode_seconds=0.5,
+        prefill_rate=512.0,
+        prefill_chunk=512,
+        kv_tokens=kv_tokens,
+        switch_keeps_kv=False,
+    )
+
+
+def play(script: Callable[[Engine], Awaitable[None]], pinned: bool = False, kv_tokens: int = 10_000, units: int = 1) -> Totals:
+    async def main() -> Totals:
+        engine = Engine(spec(kv_tokens, units), units, pinned)
+        await script(engine)
+        assert (engine.kv_used, engine.contexts) == (0, 0)
+        return engine.totals()
+
+    return clock.run(main())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_sequence_alone() -> None:
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:
+            await context.call(1000, 10)  # two chunks, then ten tokens
+            assert now() == pytest.approx(2 * 2.0 + 10 * 1.5)
+            await asyncio.sleep(100)
+            await context.call(100, 2)  # only what is new
+            assert now() == pytest.approx(19 + 100 + 2.0 + 2 * 1.5)
+
+    totals = play(script)
+    assert (totals.prefilled, totals.prefilled_again, totals.decoded) == (1100, 0, 12)
+    assert totals.busy == pytest.approx(24)
+    assert totals.unit_seconds == pytest.approx(24)
+    assert totals.peak_contexts == 1
+
+
+def test_two_sequences_slow_each_other() -> None:
+    ends = []
+
+    async def one(engine: Engine, order: int, start: float, output: int) -> None:
+        await asyncio.sleep(start)
+        async with engine.context(order) as context:
+            await context.call(512, output)
+            ends.append(now())
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(one(engine, 0, 0.0, 10), one(engine, 1, 2.0 + 6.0, 10))
+
+    play(script)
+    # The first prefills until 2 and has four tokens at 8; one takes 2.5 s beside the other's prefill, the last five 2 s each.
+    assert ends == pytest.approx([8 + 2.5 + 5 * 2.0, 20.5 + 5 * 1.5])
+
+
+def test_more_units_share_the_load() -> None:
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:
+            await context.call(512, 10)
+        assert now() == pytest.approx(1 + 1 / 4 + 10 * (1 + 0.5 / 4))
+
+    assert play(script, units=4).unit_seconds == pytest.approx(4 * 12.5)
+
+
+async def waiting(engine: Engine, order: int, tokens: int, seconds: float) -> None:
+    """A context that has a first call, waits for a tool, and calls again."""
+    async with engine.context(order) as context:
+        await context.call(tokens - 10, 10)
+        await asyncio.sleep(seconds)
+        await context.call(10, 10)
+
+
+async def newcomer(engine: Engine, order: int, tokens: int, start: float, starts: list[float]) -> None:
+    await asyncio.sleep(start)
+    async with engine.context(order) as context:
+        await context.call(tokens - 10, 10)
+        starts.append(now())
+
+
+def test_without_room_the_least_recently_used_is_evicted() -> None:
+    done: list[float] = []
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(waiting(engine, 0, 4000, 1000), waiting(engine, 1, 4500, 2000), newcomer(engine, 2, 3000, 500, done))
+
+    totals = play(script)
+    assert done == pytest.approx([500 + 6 * 2.0 + 10 * 1.5])
+    assert totals.prefilled_again == 4000  # the first, which was used before the second
+    assert totals.prefilled == 3990 + 4490 + 2990 + 4010 + 10
+
+
+def test_pinned_a_newcomer_waits_instead() -> None:
+    done: list[float] = []
+
+    async def script(engine: Engine) -> None:
+        async def busy() -> None:  # somebody is at work all the time, and will make room
+            async with engine.context(3) as context:
+                await context.call(10, 900)
+
+        await asyncio.gather(
+            busy(), waiting(engine, 0, 4000, 1000), waiting(engine, 1, 4500, 1000), newcomer(engine, 2, 3000, 500, done)
+        )
+
+    totals = play(script, pinned=True)
+    assert totals.prefilled_again == 0
+    assert done[0] > 1000
+
+
+def test_pinned_an_older_context_grows_at_the_cost_of_the_youngest() -> None:
+    ends: dict[int, float] = {}
+
+    async def grow(engine: Engine, order: int, tool: float, tokens: int) -> None:
+        async with engine.context(order) as context:
+            await context.call(2890, 10)
+            await asyncio.sleep(tool)
+            await context.call(tokens, 10)
+            ends[order] = now()
+
+    async def script(engine: Engine) -> None:
+        async def busy() -> None:
+            async with engine.context(9) as context:
+                await context.call(10, 500)
+
+        await asyncio.gather(busy(), grow(engine, 0, 100, 2000), grow(engine, 1, 300, 100), grow(engine, 2, 300, 100))
+
+    totals = play(script, pinned=True)
+    assert totals.prefilled_again == 2900
+    assert ends[0] < ends[1] < ends[2]  # the last was prefilled again
+
+
+def test_evicted_contexts_come_back_before_newcomers() -> None:
+    done: list[tuple[int, float]] = []
+
+    async def evicted(engine: Engine, leave: asyncio.Event) -> None:
+        async with engine.context(5) as context:
+            await context.call(5990, 10)
+            engine.resize(1, 4000)
+            engine.resize(1, 10_000)
+            leave.set()
+            await asyncio.sleep(100)
+            await context.call(10, 10)
+            done.append((5, now()))
+
+    async def script(engine: Engine) -> None:
+        async def full(gone: asyncio.Event) -> None:
+            await gone.wait()
+            async with engine.context(0) as context:
+                await context.call(7990, 500)
+
+        async def later() -> None:
+            await asyncio.sleep(50)
+            async with engine.context(1) as context:
+                await context.call(6000, 10)
+                done.append((1, now()))
+
+        gone = asyncio.Event()
+        await asyncio.gather(evicted(engine, gone), full(gone), later())
+
+    play(script, pinned=True)
+    assert [order for order, _ in done] == [5, 1]
+
+
+def test_with_nothing_at_work_even_pinned_contexts_give_way() -> None:
+    done: list[float] = []
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(waiting(engine, 0, 8000, 1e6), newcomer(engine, 1, 3000, 500, done))
+
+    assert play(script, pinned=True).prefilled_again == 8000
+    assert done[0] < 1000
+
+
+def test_calls_without_room_queue_first_in_first_out() -> None:
+    done: list[int] = []
+
+    async def one(engine: Engine, order: int) -> None:
+        async with engine.context(order) as context:
+            await context.call(5990, 10)
+            done.append(order)
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(*(one(engine, order) for order in (3, 1, 2)))
+
+    assert play(script).peak_contexts == 1
+    assert done == [3, 1, 2]
+
+
+def test_a_call_that_can_never_fit_is_refused() -> None:
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:
+            await context.call(9000, 2000)
+
+    with pytest.raises(ValueError, match="does not fit"):
+        play(script)
+
+
+def test_who_is_cancelled_makes_room() -> None:
+    done: list[float] = []
+
+    async def script(engine: Engine) -> None:
+        async def too_long(order: int) -> None:
+            async with engine.context(order) as context:
+                await context.call(9000, 1000)
+
+        at_work, queued = asyncio.create_task(too_long(0)), asyncio.create_task(too_long(1))
+        last = asyncio.create_task(newcomer(engine, 2, 3000, 10.0, done))
+        await asyncio.sleep(200)
+        queued.cancel()
+        at_work.cancel()
+        await last
+        assert at_work.cancelled()
+        assert queued.cancelled()
+
+    totals = play(script)
+    assert done == pytest.approx([200 + 6 * 2.0 + 10 * 1.5])
+    assert totals.decoded == 10 + int((200 - 18 * 2.0) / 1.5)  # what was written counts
+
+
+def test_a_lost_unit_takes_its_share_and_calls_go_on_after_it() -> None:
+    async def script(engine: Engine) -> None:
+        async def one(order: int, tokens: int) -> None:
+            async with engine.context(order) as context:
+                await context.call(512, tokens)
+
+        calls = [asyncio.create_task(one(order, 100)) for order in range(2)]
+        await asyncio.sleep(1 + 2 / 2 + 30 * (1 + 2 * 0.5 / 2))
+        engine.resize(1, 10_000)  # one of the two was there
+        await asyncio.gather(*calls)
+        # The hit one prefills 542 tokens in two chunks beside the other; then both decode, and the hit one has two to go alone.
+        assert now() == pytest.approx(47 + 2 * (1 + 0.5 + 1) + 68 * 2.0 + 2 * 1.5)
+
+    totals = play(script, units=2)
+    assert totals.decoded == 200
+    assert totals.prefilled_again == 542
+
+
+def test_a_pause_only_takes_time() -> None:
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:
+            loop = asyncio.get_running_loop()
+            loop.call_at(5.0, engine.pause)
+            loop.call_at(12.0, engine.resume)
+            await context.call(512, 10)
+            assert now() == pytest.approx(2 + 15 + 7)
+
+    assert play(script).busy == pytest.approx(17)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), pinned=st.booleans(), contexts=st.integers(1, 25), kv=st.sampled_from([4000, 5000, 9000]))
+def test_all_are_served_and_kv_is_never_exceeded(seed: int, pinned: bool, contexts: int, kv: int) -> None:
+    draw = random.Random(seed)
+    decoded = 0
+
+    async def one(engine: Engine, order: int) -> None:
+        nonlocal decoded
+        await asyncio.sleep(draw.choice([0, 0, 50, 200]))
+        async with engine.context(order) as context:
+            while context.length < 3000:
+                output = draw.randint(0, 300)
+                await call(engine, context, draw.randint(0, 600), output)
+                decoded += output
+                await asyncio.sleep(draw.choice([0, 1, 10, 300]))
+                check(engine)
+
+    async def call(engine: Engine, context: Context, new: int, output: int) -> None:
+        await context.call(new, output)
+        check(engine)
+
+    def check(engine: Engine) -> None:
+        assert 0 <= engine.kv_used <= engine.kv_tokens
+
+    async def script(engine: Engine) -> None:
+        tasks = [asyncio.create_task(one(engine, order)) for order in range(contexts)]
+        for at, units in ((100, 2), (400, 3), (500, 0), (600, 1), (700, 3)):
+            asyncio.get_running_loop().call_at(at, engine.resize, units, units * kv)
+        await asyncio.gather(*tasks)
+
+    assert play(script, pinned, kv, units=3).decoded == decoded
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), pinned=st.booleans())
+def test_cancelling_leaves_nothing_behind(seed: int, pinned: bool) -> None:
+    draw = random.Random(seed)
+
+    async def one(engine: Engine, order: int) -> None:
+        async with engine.context(order) as context:
+            while context.length < 3000:
+                await context.call(draw.randint(0, 600), draw.randint(0, 300))
+                await asyncio.sleep(draw.choice([0, 5, 50]))
+
+    async def script(engine: Engine) -> None:
+        tasks = [asyncio.create_task(one(engine, order)) for order in range(12)]
+        for task in tasks:
+            if draw.random() < 0.5:
+                asyncio.get_running_loop().call_at(draw.uniform(0, 500), task.cancel)
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert result is None or isinstance(result, asyncio.CancelledError)
+
+    play(script, pinned, kv_tokens=4000)
