@@ -154,7 +154,7 @@ class Training(Section):
     estimator: Estimator = "grpo"
     min_group: Annotated[int, Field(ge=2)] = 2
     """A group with fewer attempts that did not fail is dropped, and counted."""
-    masked_stops: frozenset[Stop] = frozenset()
+    masked_stops: Annotated[frozenset[Stop], pydantic.PlainSerializer(sorted)] = frozenset()
     """Runs that stopped so count in the baseline but are not trained on."""
     segment_weight: SegmentWeight = "segment"
     staleness: NonNegativeInt = 0

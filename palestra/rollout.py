@@ -24,7 +24,7 @@ STAGES: tuple[Stage, ...] = ("init", "run", "reward")
 CLOSE_SECONDS = 60.0
 """A runtime that takes longer to close is given up: one hanging sandbox must not hang the whole run."""
 
-PART_SECONDS = 1.0
+PARTS, PART_SECONDS = 32, 1.0
 
 OpenPolicy = Callable[[int], AbstractAsyncContextManager[Policy]]
 """Opens the policy for one rollout, given its sampling seed."""
@@ -271,9 +271,10 @@ async def _close_in_time(stack: AsyncExitStack) -> None:
     _, late = await asyncio.wait([closing], timeout=CLOSE_SECONDS)
     if not late:
         return closing.result()
-    while late:  # each part that hangs has to be cancelled in its turn
-        closing.cancel()
-        _, late = await asyncio.wait([closing], timeout=PART_SECONDS)
+    for _ in range(PARTS):  # each part that hangs has to be cancelled in its turn
+        if late:
+            closing.cancel()
+            _, late = await asyncio.wait([closing], timeout=PART_SECONDS)
     raise TimeoutError(f"the runtime was not closed within {CLOSE_SECONDS:g} s")
 
 

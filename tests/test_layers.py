@@ -87,6 +87,7 @@ ORDER = (
     "palestra.lab.published",
     "palestra.lab.simulation",
     "palestra.lab.own",
+    "palestra.lab.ceiling",
     "palestra.lab.picture",
     "palestra.lab.recording",
     "palestra.lab.fitting",

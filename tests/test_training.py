@@ -190,20 +190,15 @@ def test_kill_9_loses_nothing_and_trains_nothing_twice(config: Path, staleness: 
 
 def ages(run: Path) -> Iterator[int]:
     """How many updates lie between each trained trajectory's first token and its training."""
+    columns = "step, task_id, idx, settled_by"
     with sqlite3.connect(run / "ledger.sqlite") as db:
-        settled = {
-            (step, task.decode(), index): by
-            for step, task, index, by in db.execute(
-                "SELECT step, task_id, idx, settled_by FROM trajectories WHERE phase = 'train'"
-            )
-        }
+        rows = db.execute(f"SELECT {columns} FROM trajectories WHERE phase = 'train'").fetchall()
     db.close()
-    with Ledger.open(run / "ledger.sqlite", read_only=True) as ledger:
-        updates = [metrics["groups_trained"] > 0 for metrics in ledger.steps().values()]
+    settled = {(step, task.decode(), index): by for step, task, index, by in rows}
     for key, (_, trajectory) in read(run).items():
         if key.phase == "train":
             version = next(version for version in trajectory.segments[0].versions if version >= 0)
-            yield sum(updates[: settled[key.step, key.task_id, key.index]]) - version
+            yield settled[key.step, key.task_id, key.index] - version
 
 
 def wait_for_rows(process: subprocess.Popen[str], run: Path, count: int) -> bool:

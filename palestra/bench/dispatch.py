@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from palestra.dispatch.stream import Stream
 from palestra.errors import UsageError
+from palestra.lab.ceiling import ceiling
 from palestra.lab.cluster import Elastic, balance
 from palestra.lab.own import Setup, simulate_own
 from palestra.lab.published import batch, bounded, pipeline
@@ -109,9 +110,12 @@ def bench_dispatch(
         console.print(f"the published pipeline is best here with {best.agents} agents and {best.judges} judges")
         entries = [*_entries(best), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
         running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
+        ceilings = [pool.submit(ceiling, workload, seed) for seed in seeds]
         results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
+        highest = fmean(future.result() for future in ceilings)
     rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
     console.print(_table(rows))
+    console.print(f"this engine, never short of rollouts, would reach {highest:.3f} of the limit")
     return rows
 
 

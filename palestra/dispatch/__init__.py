@@ -17,5 +17,5 @@ def make(section: config.AnyDispatch, capacity: Capacity | None = None) -> Dispa
         case config.PipelineDispatch():
             return Pipeline(section.init, section.run, section.reward, section.queue)
         case config.StreamDispatch():
-            kv_tokens = None if capacity is None else int(section.kv_share * capacity.kv_tokens)
+            kv_tokens = None if capacity is None else max(1, int(section.kv_share * capacity.kv_tokens))
             return Stream(section.init, section.run, section.reward, section.runtimes or section.run + section.init, kv_tokens)

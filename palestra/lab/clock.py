@@ -26,6 +26,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        self._clock_resolution = 1e-6  # the real clock's is lost in rounding after some months: a timer would never be due
 
     def time(self) -> float:
         return self._jumping.now

@@ -13,8 +13,8 @@ RULES = {
     "a trajectory that ended without a reward": "SELECT id FROM trajectories WHERE state != 'failed' AND reward IS NULL",
     "a failure with a reward": "SELECT id FROM trajectories WHERE state = 'failed' AND reward IS NOT NULL",
     "consumed or filtered by no committed step": """
-        SELECT id FROM trajectories WHERE state IN ('consumed', 'filtered')
-            AND (settled_by IS NULL OR settled_by NOT IN (SELECT step FROM steps))""",
+        SELECT id FROM trajectories WHERE (state IN ('consumed', 'filtered') AND settled_by IS NULL)
+            OR (settled_by IS NOT NULL AND settled_by NOT IN (SELECT step FROM steps))""",
     "settled by a step, yet neither consumed nor filtered nor failed": """
         SELECT id FROM trajectories WHERE state NOT IN ('consumed', 'filtered', 'failed') AND settled_by IS NOT NULL""",
     "committed steps with gaps (first, last, count)": """

@@ -74,7 +74,7 @@ class Ledger:
             stored = db.execute(
                 """INSERT INTO trajectories (phase, step, task_id, idx, state, reward, stop, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
                 ON CONFLICT DO UPDATE SET attempts = attempts + 1, state = excluded.state, reward = excluded.reward,
-                    stop = excluded.stop, body = excluded.body WHERE state = 'failed' RETURNING id""",
+                    stop = excluded.stop, body = excluded.body WHERE state = 'failed' AND settled_by IS NULL RETURNING id""",
                 row,
             ).fetchall()
             if not stored:
