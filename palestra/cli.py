@@ -159,7 +159,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
 def _bench_dispatch(options: argparse.Namespace) -> int:
     from palestra.bench.dispatch import bench_dispatch
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(highlight=False, width=None if Console().is_terminal else 150)  # tables need room in a file too
     if options.pictures is not None:
         from palestra.lab.picture import draw_schedules
 

@@ -112,9 +112,9 @@ def bench_dispatch(
         running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
         ceilings = [pool.submit(ceiling, workload, seed) for seed in seeds]
         results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
+        rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
+        console.print(_table(rows))
         highest = fmean(future.result() for future in ceilings)
-    rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
-    console.print(_table(rows))
     console.print(f"this engine, never short of rollouts, would reach {highest:.3f} of the limit")
     return rows
 

@@ -30,10 +30,10 @@ from palestra.task import AnyTask, Score, Task
 from palestra.trajectory import Trajectory
 from palestra.verbs import train
 
-INIT_WAIT, INIT_WORK = 2.0, 0.5
+INIT_WAIT, INIT_WORK = 3.0, 0.5
 TOOL_WAIT = 0.5
-REWARD_WAIT, REWARD_WORK = 1.0, 0.5
-"""Seconds of waiting, and of processor time."""
+REWARD_WAIT, REWARD_WORK = 6.0, 0.75
+"""Seconds of waiting, and of processor time. A run takes about 15 s here; as in published runs, rewards take longer than inits."""
 
 SLOTS = 8
 """What bounded and pipeline hold, for three times as many rollouts in a step: the published runs had five times as many."""
@@ -139,6 +139,7 @@ def _config(folder: Path, section: dict[str, Any], steps: int, core: int) -> Con
         "train": "palestra.bench.real:training_tasks",
         "heldout": "palestra.bench.real:heldout_tasks",
         "arguments": {"core": core},
+        "folder": str(folder),  # so that the module is looked for among the installed ones
     }
     values["training"] |= {"steps": steps, "groups": 6, "samples": 4}
     values["backend"]["threads"] = 1

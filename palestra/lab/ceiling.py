@@ -1,7 +1,7 @@
 """How fast any schedule could be on a workload's engine: generation that is never short of rollouts, then training.
 
-The physical limit counts decoding at full KV, and every prefilled token once. An engine that prefills in whole chunks, and keeps the
-contexts that wait for a tool, needs more; how much is measured by feeding it without end.
+The physical limit counts decoding at full KV, and every prefilled token once. An engine that prefills in whole chunks and keeps
+contexts that wait for a tool needs more; how much is measured by feeding it without end.
 """
 
 from dataclasses import dataclass

@@ -67,6 +67,8 @@ class Cluster:
 
     async def train(self, seconds: float) -> None:
         """So many seconds of work for all units; longer on those that train. First come, first served."""
+        if not seconds:
+            return
         self._works += 1
         self.review()
         try:
