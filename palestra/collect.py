@@ -104,7 +104,7 @@ class Collector:
         def make(task: AnyTask, round_: int, recorded: Mapping[tuple[str, int], Trajectory]) -> Make[Attempt]:
             def attempts(number: int, may_run: MayRun) -> list[Attempt]:
                 known = [recorded[task.id, index] for index in range(samples) if (task.id, index) in recorded]
-                versions = [version for trajectory in known for version in first_version(trajectory)]
+                versions = [version for version in map(first_version, known) if version is not None]
                 if versions:
                     pace.recall(number, min(versions))
                 keys = (Key("train", round_, task.id, index) for index in range(samples))
@@ -188,9 +188,9 @@ async def prepare(task: AnyTask, cache: Path) -> None:
         raise TaskError(f"task {task.id!r}: prepare() failed: {type(error).__name__}: {error}") from error
 
 
-def first_version(trajectory: Trajectory) -> list[int]:
+def first_version(trajectory: Trajectory) -> int | None:
     """The policy version that wrote its first token, if there is one."""
-    return [version for segment in trajectory.segments for version in segment.versions if version >= 0][:1]
+    return next((version for segment in trajectory.segments for version in segment.versions if version >= 0), None)
 
 
 def group_of(gathered: Gathered[Attempt]) -> Group:

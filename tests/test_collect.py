@@ -334,7 +334,7 @@ def test_the_first_version_is_that_of_the_first_sampled_token() -> None:
     written.read([1])
     written.wrote(Completion([2, 3], [0.0, 0.0], [7, 8], "stop"))
     assert first_version(Trajectory("a", 0, segments=[read, written])) == 7
-    assert first_version(Trajectory("a", 0, segments=[read])) == 0
+    assert first_version(Trajectory("a", 0, segments=[read])) is None
 
 
 async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger: Ledger) -> None:
