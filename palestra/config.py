@@ -273,15 +273,9 @@ class Config(Section):
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file; each override is `section.key=value`, with the value as TOML would write it (or a bare word)."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"no config file {path}; give the path of a .toml file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; give the .toml file in it") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _set(values, override)
     tasks = values.get("tasks")
@@ -290,6 +284,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         if isinstance(folder, str):  # anything else is refused below
             tasks["folder"] = str((path.parent / folder).resolve())
     return parse(values, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds. That there is none is for the caller to explain."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; give the .toml file in it") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
 def parse(values: Mapping[str, Any], source: str = "config") -> Config:

@@ -3,7 +3,6 @@ drawn from it before they are played, so that every schedule meets the same ones
 """
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pydantic
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from palestra.config import Section
+from palestra.config import Section, read_toml
 from palestra.errors import ConfigError, nearest
 
 FOLDER = Path(__file__).parent / "workloads"
@@ -260,15 +259,11 @@ def load(name: str) -> Workload:
     """A workload that ships with the lab by its name, such as `w1`, or any by the path of its .toml file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = read_toml(path)
     except FileNotFoundError:
         if path.parent != FOLDER:
             raise ConfigError(f"no workload file {path}") from None
         raise ConfigError(f"no workload {name!r}{nearest(name, [file.stem for file in FOLDER.glob('*.toml')])}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
     return parse(values, str(path))
 
 
