@@ -150,3 +150,53 @@ class Dispatcher(Protocol):
 
     def stream(self, rollouts: AsyncIterable[R]) -> AbstractAsyncContextManager[AsyncIterator[R]]:
         """The rollouts that have ended, as they end. Leaving the block early cancels and closes what is still under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command wrote to one stream: its beginning and its end, where it is longer than was asked for."""
+
+    head: bytes
+    tail: bytes
+    size: int
+    """All that was written, kept or not."""
+
+    @property
+    def whole(self) -> bool:
+        return self.size == len(self.head) + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a command in a sandbox."""
+
+    code: int
+    """Its exit code; 128 + n when signal n ended it, 127 when there is no such program."""
+    stdout: Output
+    stderr: Output
+    timed_out: bool
+    seconds: float
+
+
+class Sandbox(Protocol):
+    """A place apart in which an agent's commands run. Paths are absolute, and are resolved inside."""
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        folder: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        seconds: float = 60.0,
+        keep: int = 65_536,
+    ) -> Ran:
+        """Run a program, without a shell, in `folder` (the sandbox's own working folder when not given). All that it started
+        is killed when `seconds` have passed. Of each output stream `keep` bytes are kept, half from its beginning and half
+        from its end."""
+
+    async def read(self, path: str, limit: int = 16_777_216) -> bytes:
+        """The bytes of a regular file. Larger than `limit`, or no regular file: a `ToolError`."""
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file whole, making the folders above it."""
