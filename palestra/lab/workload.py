@@ -13,7 +13,7 @@ import pydantic
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from palestra.config import Section, read_toml
+from palestra.config.section import Section, read_toml, validated
 from palestra.errors import ConfigError, nearest
 
 FOLDER = Path(__file__).parent / "workloads"
@@ -268,32 +268,4 @@ def load(name: str) -> Workload:
 
 
 def parse(values: dict[str, Any], source: str = "workload") -> Workload:
-    try:
-        return Workload.model_validate(values)
-    except pydantic.ValidationError as error:
-        raise ConfigError(f"{source}: {_complaint(error)}") from None
-
-
-def _complaint(error: pydantic.ValidationError) -> str:
-    """The first problem in one line: which key, what is wrong, what would be right."""
-    # A mistyped key is also a missing one; the typing error says more.
-    problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    steps = [str(step) for step in problem["loc"]]
-    where = ".".join(steps)
-    match problem["type"]:
-        case "extra_forbidden":
-            return f"unknown key {where!r}{nearest(steps[-1], _keys(steps[:-1]))}"
-        case "missing":
-            return f"the key {where!r} is missing"
-        case "value_error":
-            return str(problem["ctx"]["error"])
-        case _:
-            return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-
-
-def _keys(section: Sequence[str]) -> list[str]:
-    """The known keys of a section, looked up by its path."""
-    model: Any = Workload
-    for step in section:
-        model = model.model_fields[step].annotation
-    return list(model.model_fields)
+    return validated(Workload, values, source)

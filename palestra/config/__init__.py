@@ -12,23 +12,41 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.advantage import Estimator, SegmentWeight
-from palestra.errors import ConfigError, nearest
+from palestra.config.backend import Backend, Scripted, Torch
+from palestra.config.dispatch import (
+    AnyDispatch,
+    BatchDispatch,
+    BoundedDispatch,
+    Dispatch,
+    PipelineDispatch,
+    StreamDispatch,
+)
+from palestra.config.section import Located, Section, read_toml, validated
+from palestra.errors import ConfigError
 from palestra.trajectory import Stop
 
-Located = Annotated[Path, pydantic.AfterValidator(lambda path: path.expanduser().resolve())]
-"""A path that stays the same when the run goes on from another folder."""
-
-
-def _locate_model(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else name
-
-
-Model = Annotated[str, pydantic.AfterValidator(_locate_model)]
-
-
-class Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+__all__ = [
+    "Agent",
+    "AnyDispatch",
+    "BatchDispatch",
+    "BoundedDispatch",
+    "Config",
+    "Evaluation",
+    "Loss",
+    "PipelineDispatch",
+    "Report",
+    "Run",
+    "Sampling",
+    "Scripted",
+    "StreamDispatch",
+    "Tasks",
+    "Torch",
+    "Training",
+    "WarmStart",
+    "dump",
+    "load",
+    "parse",
+]
 
 
 class Run(Section):
@@ -44,7 +62,7 @@ class Tasks(Section):
     heldout: str
     folder: Path = Path()
     """Where modules are looked for first; relative to the config file."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for a function that makes tasks."""
 
 
@@ -60,49 +78,6 @@ class Sampling(Section):
     temperature: NonNegativeFloat = 1.0
     max_tokens: PositiveInt = 512
     """Tokens of one reply."""
-
-
-class Lora(Section):
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
-
-
-class Torch(Section):
-    """The embedded backend."""
-
-    kind: Literal["torch"] = "torch"
-    model: Model = "smollm2-135m-instruct"
-    """A folder, a hub name, or `smollm2-135m-instruct`, which comes from a Python package."""
-    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
-    thinking: Literal["keep", "off"] = "off"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    device: str = "auto"
-    threads: NonNegativeInt = 0
-    """CPU threads; 0 leaves it to torch."""
-    train: Literal["lora", "full"] = "lora"
-    """Train an adapter, or all weights."""
-    lora: Lora = Lora()
-    adapter: Located | None = None
-    """A PEFT adapter to start from, with the rank given above."""
-    kv_tokens: PositiveInt = 131_072
-    """Tokens whose keys and values the sampler may keep."""
-    pack_tokens: PositiveInt = 4096
-    """Tokens of one training pass, counted once where sequences share them."""
-
-
-class Scripted(Section):
-    """Plays given replies. For tests."""
-
-    kind: Literal["scripted"]
-    script: str
-    """A function from all said so far (as text) to the next reply, as `module:object`."""
-    model: Model
-    """The folder with the tokenizer that turns the text into tokens."""
-    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
-    thinking: Literal["keep", "off"] = "off"
-
-
-Backend = Annotated[Torch | Scripted, Field(discriminator="kind")]
 
 
 class Loss(Section):
@@ -187,69 +162,6 @@ class Evaluation(Section):
     """Before and after, also evaluate at temperature 0."""
 
 
-class _Dispatch(Section):
-    """What all dispatchers keep to."""
-
-    init_seconds: PositiveFloat = 600.0
-    """Time for `setup`, and for `harvest`."""
-    reward_seconds: PositiveFloat = 600.0
-    """Time for `score`."""
-    retries: NonNegativeInt = 2
-    """How often a rollout that the infrastructure broke is tried again."""
-    backoff: NonNegativeFloat = 1.0
-    """Seconds before the first retry; twice as many before each further one."""
-
-
-class BatchDispatch(_Dispatch):
-    """Everything at once."""
-
-    kind: Literal["batch"]
-
-
-class BoundedDispatch(_Dispatch):
-    """Slots that are held through all stages."""
-
-    kind: Literal["bounded"]
-    slots: PositiveInt = 64
-    """Rollouts in flight."""
-
-
-class PipelineDispatch(_Dispatch):
-    """Workers for each stage, and a bounded queue between."""
-
-    kind: Literal["pipeline"]
-    init: PositiveInt = 32
-    run: PositiveInt = 64
-    reward: PositiveInt = 32
-    queue: PositiveInt = 32
-    """Rollouts that may wait before a stage."""
-
-
-class StreamDispatch(_Dispatch):
-    """Limits for each stage, runtimes prewarmed, runs admitted by the sampler's KV budget."""
-
-    kind: Literal["stream"]
-    init: PositiveInt = 32
-    """Rollouts in their init at once."""
-    run: PositiveInt = 128
-    """Rollouts in their run at once."""
-    reward: PositiveInt = 32
-    """Rollouts in their reward at once."""
-    runtimes: PositiveInt | None = None
-    """Runtimes open at once, prewarmed ones included; init + run when not given."""
-    kv_share: PositiveFloat = 1.0
-    """Runs are admitted while all their contexts, at full length, are at most this share of the sampler's KV tokens."""
-
-
-AnyDispatch = BatchDispatch | BoundedDispatch | PipelineDispatch | StreamDispatch
-
-Dispatch = Annotated[
-    AnyDispatch,
-    Field(discriminator="kind"),
-    pydantic.BeforeValidator(lambda value: {"kind": "stream"} | value if isinstance(value, dict) else value),
-]
-
-
 class Report(Section):
     tensorboard: bool = False
     wandb: str | None = None
@@ -286,25 +198,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     return parse(values, str(path))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds. That there is none is for the caller to explain."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; give the .toml file in it") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-
-
 def parse(values: Mapping[str, Any], source: str = "config") -> Config:
-    try:
-        return Config.model_validate(values)
-    except pydantic.ValidationError as error:
-        raise ConfigError(f"{source}: {_complaint(error)}") from None
+    return validated(Config, values, source)
 
 
 def dump(config: Config) -> str:
@@ -326,41 +221,3 @@ def _set(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
     values[key] = value
-
-
-def _complaint(error: pydantic.ValidationError) -> str:
-    """The first problem in one line: which key, what is wrong, what would be right."""
-    problem = error.errors()[0]
-    steps = [str(step) for step in problem["loc"]]
-    tagged = len(steps) > 2 and steps[0] in ("backend", "dispatch")  # pydantic names the kind too, which the file does not
-    where = ".".join([steps[0], *steps[2:]] if tagged else steps)
-    match problem["type"]:
-        case "extra_forbidden":
-            return f"unknown key {where!r}{nearest(steps[-1], _keys(steps[:-1]))}"
-        case "missing":
-            return f"the key {where!r} is missing"
-        case "value_error":
-            return f"{where}: {problem['ctx']['error']}"
-        case "union_tag_not_found":
-            return f"the key '{where}.kind' is missing; write kind = \"torch\""
-        case "union_tag_invalid":
-            return f"{where}.kind = {problem['ctx']['tag']!r} is unknown; known: {problem['ctx']['expected_tags']}"
-        case _:
-            return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-
-
-def _keys(section: Sequence[str]) -> list[str]:
-    """The known keys of a section, looked up by its path; a step may be the kind of a section that has several."""
-    models: list[Any] = [Config]
-    for step in section:
-        kinds = [
-            m for m in models if "kind" in m.model_fields and step in getattr(m.model_fields["kind"].annotation, "__args__", ())
-        ]
-        models = kinds or [model for m in models if step in m.model_fields for model in _models(m.model_fields[step].annotation)]
-    return [key for model in models for key in model.model_fields]
-
-
-def _models(annotation: Any) -> list[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]
