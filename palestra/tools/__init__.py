@@ -1,0 +1,1 @@
+"""Tools that agents are given."""
