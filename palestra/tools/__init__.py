@@ -1,1 +1,1 @@
-"""Tools that agents are given."""
+"""Tools that an agent is given: shell, editor, code search, and those of MCP servers."""

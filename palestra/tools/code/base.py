@@ -27,29 +27,28 @@ class Base:
     imports: dict[str, tuple[Import, ...]] = field(default_factory=dict)
     names: dict[str, list[Found]] = field(default_factory=dict)
     """Definitions by the last part of their name, as far as they are known."""
-    words: dict[str, list[str]] = field(default_factory=dict)
-    """The paths of the files in which a word stands, in code or elsewhere."""
+    words: dict[str, str] = field(default_factory=dict)
+    """By path, the words that stand in it, in code or elsewhere."""
+    unparsed: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, path: str, record: Record) -> None:
         self.definitions[path] = record.definitions
         self.imports[path] = record.imports
-        words = self.words
-        for word in record.words:
-            try:
-                words[word].append(path)
-            except KeyError:
-                words[word] = [path]
-        if record.definitions is not None:
+        self.words[path] = record.words
+        if record.definitions is None:
+            self.unparsed.add(path)
+        else:
             self._add_names(path, record.definitions)
 
     def parse(self, path: str, data: bytes) -> None:
         """Complete a file whose definitions are not known yet."""
         found = complete(path, data)
         with self._lock:  # the other rollouts of the task may want the same file
-            if self.definitions[path] is None:
+            if path in self.unparsed:
                 self.definitions[path] = found
                 self._add_names(path, found)
+                self.unparsed.remove(path)
 
     def _add_names(self, path: str, definitions: tuple[Definition, ...]) -> None:
         names = self.names

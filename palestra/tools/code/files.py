@@ -5,6 +5,7 @@ A signature changes when a file does. Hidden folders, caches, links, and files o
 
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,12 +18,21 @@ LARGEST = 2_000_000
 SKIPPED = frozenset({"node_modules", "__pycache__"})
 
 
+SETTLED = 50_000_000
+"""Nanoseconds after which a further change must show in a file's times."""
+
+
 class Signature(NamedTuple):
     size: int
     modified: int
     """In nanoseconds."""
     changed: int
-    """When its bytes or attributes last changed, which no program can set."""
+    """When its bytes or attributes last changed, which no program can set. Below zero: so lately that it may change unseen."""
+
+    @staticmethod
+    def of(size: int, modified: int, changed: int) -> "Signature":
+        now = time.time_ns()
+        return Signature(size, modified, changed if now - changed > SETTLED else -now)
 
 
 Listing = Mapping[str, Signature]
@@ -124,7 +134,7 @@ def _sort(entries: "Iterator[os.DirEntry[str]]") -> tuple[dict[str, Signature], 
             except OSError:
                 continue
             if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST:
-                files[name] = Signature(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                files[name] = Signature.of(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return files, folders
 
 

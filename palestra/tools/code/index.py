@@ -4,7 +4,7 @@ Each question looks first at what changed, so an edit by any tool shows in the n
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class _Changed:
     signature: Signature
     definitions: tuple[Definition, ...]
     imports: tuple[Import, ...]
-    words: frozenset[str]
+    words: str
 
 
 class CodeIndex:
@@ -35,16 +35,15 @@ class CodeIndex:
         files = HostFiles(Path(root))
         self._begin(files, build(files, str(files.root), Store(cache or default_folder())), files.root)
 
-    @classmethod
-    def over(cls, base: "CodeIndex", files: Files) -> "CodeIndex":
-        """An index of files that were once those of `base`, with changes of its own."""
-        index = cls.__new__(cls)
-        index._begin(files, base._base, base.root)
+    def over(self, files: Files) -> "CodeIndex":
+        """An index of files that were once those of this one, with changes of their own."""
+        index = CodeIndex.__new__(CodeIndex)
+        index._begin(files, self._base, self.root)
         return index
 
     def _begin(self, files: Files, base: Base, root: Path) -> None:
         self.root = root
-        self._files = files
+        self.files = files
         self._base = base
         self._listing: Listing = base.listing
         self._changed: dict[str, _Changed] = {}
@@ -58,7 +57,7 @@ class CodeIndex:
         last = wanted.rpartition(".")[2]
         with self._lock:
             self._refresh()
-            self._parse(self._with_word(last))
+            self._parse(path for path in list(self._base.unparsed) if f" {last} " in self._base.words[path])
             found = [each for each in self._base.names.get(last, ()) if each[0] not in self._hidden]
             for where, changed in self._changed.items():
                 found += ((where, each) for each in changed.definitions if each.name.rpartition(".")[2] == last)
@@ -80,7 +79,7 @@ class CodeIndex:
             paths = self._with_word(last)
             self._parse(paths)
             for path in sorted(paths):
-                data = self._files.read(path)
+                data = self.files.read(path)
                 if data is not None:
                     found += references.find(path, data, last, self._definitions(path), self._imports(path))
         return found
@@ -118,8 +117,7 @@ class CodeIndex:
         """The lines of source files in which a word stands: in code, strings or comments, and as a part of longer words."""
         with self._lock:
             self._refresh()
-            paths = {path for known in self._words() if word in known for path in self._with_word(known)}
-            contents = ((path, self._files.read(path)) for path in sorted(paths))
+            contents = ((path, self.files.read(path)) for path in sorted(self._with_words(word)))
             return [
                 Line(path, number, line)
                 for path, data in contents
@@ -142,7 +140,7 @@ class CodeIndex:
         return [symbol for each in close for symbol in self.symbol(each)[:1]]
 
     def lines(self, path: str, start: int, end: int) -> list[str]:
-        data = self._files.read(path)
+        data = self.files.read(path)
         return [] if data is None else decode(data, language_of(path)).split("\n")[start - 1 : end]
 
     def __len__(self) -> int:
@@ -152,7 +150,7 @@ class CodeIndex:
             return len(self._listing)
 
     def _refresh(self) -> None:
-        listing = self._files.listing()
+        listing = self.files.listing()
         if listing is self._listing:
             return
         before = self._base.listing
@@ -165,29 +163,28 @@ class CodeIndex:
         self._listing = listing
 
     def _read(self, path: str, signature: Signature) -> None:
-        language, data = language_of(path), self._files.read(path)
+        language, data = language_of(path), self.files.read(path)
         if language is None or data is None:
-            self._changed[path] = _Changed(signature, (), (), frozenset())
+            self._changed[path] = _Changed(signature, (), (), "")
             return
         record = read_record(data, language)
         definitions = complete(path, data) if record.definitions is None else record.definitions
         self._changed[path] = _Changed(signature, definitions, record.imports, record.words)
 
     def _with_word(self, word: str) -> set[str]:
-        paths = {path for path in self._base.words.get(word, ()) if path not in self._hidden}
-        paths.update(path for path, changed in self._changed.items() if word in changed.words)
-        return paths
+        return self._with_words(f" {word} ")
 
-    def _words(self) -> Iterator[str]:
-        yield from self._base.words
-        for changed in self._changed.values():
-            yield from changed.words
+    def _with_words(self, part: str) -> set[str]:
+        """The files with a word of which this is a part."""
+        paths = {path for path, words in self._base.words.items() if part in words and path not in self._hidden}
+        paths.update(path for path, changed in self._changed.items() if part in changed.words)
+        return paths
 
     def _parse(self, paths: Iterable[str]) -> None:
         """Ask the parser about those files whose definitions are not known yet."""
         for path in paths:
-            if path not in self._changed and self._base.definitions.get(path, ()) is None:
-                self._base.parse(path, self._files.read(path) or b"")
+            if path in self._base.unparsed and path not in self._hidden:
+                self._base.parse(path, self.files.read(path) or b"")
 
     def _definitions(self, path: str) -> tuple[Definition, ...]:
         return self._changed[path].definitions if path in self._changed else self._base.definitions.get(path) or ()

@@ -40,7 +40,7 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
     scored = []
     for each in known:
         lower = each.lower()
-        shared = sum(piece in lower for piece in pieces)
+        shared = len([piece for piece in pieces if piece in lower])
         if shared:
             scored.append((-shared / (len(pieces) + abs(len(each) - len(name))), each))
     scored.sort()

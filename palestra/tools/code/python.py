@@ -33,7 +33,8 @@ _TARGETS = (
 )
 # Every pattern begins with a line break, which the engine finds much faster than the beginning of a line.
 _STATEMENT = re.compile(rf"\n(?=( *+)(?:(?:async{_GAP}+)?(def|class){_GAP}+(\w+)|{_TARGETS}(=(?!=)|:(?!=))))")
-_CHAINED = re.compile(rf"[ \t]*{_TARGETS}=(?!=)")
+_CHAINED = re.compile(rf"{_GAP}*{_TARGETS}=(?!=)")
+_PLAIN_LINE = re.compile(rf"[^\n(\[{{{_OPENS}{_JOINS}]*+(?=\n)")
 _NAME = re.compile(r"\w+")
 _SUBSCRIPT = re.compile(r"\w+\s*[\[(][^\])]*[\])]")
 _SURELY_NEW = re.compile(r"\n[ \t]*(?:(?:async[ \t]+)?(?:def|class)[ \t]|@\w|import[ \t]|from[ \t]+[.\w]+[ \t]+import)")
@@ -86,9 +87,10 @@ def definitions(code: str) -> Iterator[Definition]:
     """The definitions in blanked text, in order: classes and functions at any depth, variables of modules and classes."""
     code = f"\n{code}"  # so that a line's number is that of the breaks up to its start
     scopes: list[tuple[int, str, Kind]] = []  # where it ends, its qualified name, its kind
-    line = counted = depth = measured = 0
-    for match in _STATEMENT.finditer(code):
+    line = counted = depth = measured = after = 0
+    while match := _STATEMENT.search(code, after):
         start = match.start()
+        after = start + 1
         while scopes and scopes[-1][0] <= start:
             scopes.pop()
         _, around, kind = scopes[-1] if scopes else (0, "", None)
@@ -114,6 +116,8 @@ def definitions(code: str) -> Iterator[Definition]:
             yield Definition(f"{around}.{name}" if around else name, found, line, last)
         if word is not None:
             scopes.append((end, f"{around}.{names[0]}" if around else names[0], found))
+            if word == "def" and code.find(" def", counted, end) < 0 and code.find(" class", counted, end) < 0:
+                after = end  # nothing in it is a symbol
 
 
 def _normal(name: str) -> str:
@@ -149,6 +153,8 @@ def _block_end(code: str, start: int, indent: int) -> int:
 
 
 def _statement_end(code: str, start: int) -> int:
+    if plain := _PLAIN_LINE.match(code, start):
+        return plain.end()
     depth, measured = 0, start
     while (end := code.find("\n", measured)) >= 0:
         depth += _balance(code, measured, end)

@@ -29,9 +29,9 @@ def decode(data: bytes, language: Language | None) -> str:
 
 def read_record(data: bytes, language: Language) -> Record:
     if _BINARY in data:
-        return Record((), (), frozenset())
+        return Record((), (), "")
     text = decode(data, language)
-    words = frozenset(data.translate(_WORDS).decode("utf-8", "replace").split())
+    words = f" {b' '.join(set(data.translate(_WORDS).split())).decode('utf-8', 'replace')} "
     if language is PYTHON:
         code = python.blank(text)
         return Record(tuple(python.definitions(code)), tuple(python.imports(code)), words)

@@ -1,6 +1,7 @@
 """The files of a repository inside a sandbox: one command lists them, and only those that differ from the snapshot are read
 through it. The rest comes from the snapshot's folder on the host."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 from palestra.errors import InfrastructureError, ToolError
@@ -22,6 +23,7 @@ class SandboxFiles:
         self._snapshot = snapshot
         self._original = snapshot.listing()
         self._listing: Listing = self._original
+        self._opened = time.time_ns()
         self._held: dict[str, tuple[Signature, bytes]] = {}
 
     def listing(self) -> Listing:
@@ -43,7 +45,8 @@ class SandboxFiles:
         held: dict[str, tuple[Signature, bytes]] = {}
         for path, signature in _parse(ran.stdout):
             original = self._original.get(path)
-            if original is not None and original[:2] == signature[:2]:
+            # Times of a file can be set back, but not that of the setting.
+            if original is not None and original[:2] == signature[:2] and 0 < signature.changed <= self._opened:
                 listing[path] = original
                 continue
             known = self._held.get(path)
@@ -84,7 +87,7 @@ def _list_command() -> Sequence[str]:
 def _parse(output: Output) -> Iterator[tuple[str, Signature]]:
     fields = (output.head + output.tail).split(b"\0")
     for path, size, modified, changed in zip(fields[::4], fields[1::4], fields[2::4], fields[3::4], strict=False):
-        yield path.decode("utf-8", "surrogateescape"), Signature(int(size), _nanoseconds(modified), _nanoseconds(changed))
+        yield path.decode("utf-8", "surrogateescape"), Signature.of(int(size), _nanoseconds(modified), _nanoseconds(changed))
 
 
 def _nanoseconds(seconds: bytes) -> int:

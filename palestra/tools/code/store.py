@@ -22,7 +22,7 @@ _SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 CREATE TABLE IF NOT EXISTS contents (digest BLOB PRIMARY KEY, definitions TEXT, imports TEXT NOT NULL, words TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS trees (root TEXT PRIMARY KEY, files TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS trees (root BLOB PRIMARY KEY, files BLOB NOT NULL);
 """
 _KINDS: dict[str, Kind] = {"c": "class", "f": "function", "m": "method", "v": "variable"}
 
@@ -43,7 +43,7 @@ class Store:
         """The files of a folder as they were last seen, each with the digest of its content."""
         try:
             with closing(self._connect()) as database:
-                row = database.execute("SELECT files FROM trees WHERE root = ?", (root,)).fetchone()
+                row = database.execute("SELECT files FROM trees WHERE root = ?", (os.fsencode(root),)).fetchone()
             return dict(_unpack_tree(row[0])) if row else {}
         except (OSError, sqlite3.Error, ValueError):
             return {}
@@ -61,12 +61,13 @@ class Store:
         return found
 
     def keep(self, root: str, listing: Listing, digests: Mapping[str, bytes], records: Mapping[bytes, Record]) -> None:
-        files = "\0".join(f"{path}\0{' '.join(map(str, listing[path]))}\0{digest.hex()}" for path, digest in digests.items())
+        listed = (f"{path}\0{' '.join(map(str, listing[path]))}\0{digest.hex()}" for path, digest in digests.items())
+        files = os.fsencode("\0".join(listed))  # a file's name need not be text
         rows = [(digest, *_pack(record)) for digest, record in records.items()]
         try:
             with closing(self._connect()) as database, database:
                 database.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?, ?)", rows)
-                database.execute("INSERT OR REPLACE INTO trees VALUES (?, ?)", (root, files))
+                database.execute("INSERT OR REPLACE INTO trees VALUES (?, ?)", (os.fsencode(root), files))
         except (OSError, sqlite3.Error):
             pass  # nothing is kept: the next one reads anew
 
@@ -81,8 +82,8 @@ class Store:
         return database
 
 
-def _unpack_tree(files: str) -> Iterator[tuple[str, tuple[Signature, bytes]]]:
-    fields = files.split("\0") if files else []
+def _unpack_tree(files: bytes) -> Iterator[tuple[str, tuple[Signature, bytes]]]:
+    fields = os.fsdecode(files).split("\0") if files else []
     for path, signature, digest in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
         size, modified, changed = map(int, signature.split())
         yield path, (Signature(size, modified, changed), bytes.fromhex(digest))
@@ -93,14 +94,14 @@ def _pack(record: Record) -> tuple[str | None, str, str]:
     if record.definitions is not None:
         definitions = "\n".join([f"{kind[0]} {start} {end} {name}" for name, kind, start, end in record.definitions])
     imports = "\n".join([f"{start} {end} {module} {' '.join(names)}" for start, end, module, names in record.imports])
-    return definitions, imports, " ".join(record.words)
+    return definitions, imports, record.words
 
 
 def _unpack(definitions: str | None, imports: str, words: str) -> Record:
     return Record(
         None if definitions is None else tuple(_unpack_definitions(definitions)),
         tuple(_unpack_imports(imports)),
-        frozenset(words.split(" ")) if words else frozenset(),
+        words,
     )
 
 

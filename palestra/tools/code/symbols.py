@@ -82,4 +82,5 @@ class Record(NamedTuple):
 
     definitions: tuple[Definition, ...] | None
     imports: tuple[Import, ...]
-    words: frozenset[str]
+    words: str
+    """Every word in it once, each between spaces: a search in one string is quick, and takes a tenth of the memory of a set."""

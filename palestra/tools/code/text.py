@@ -32,7 +32,7 @@ def check(pattern: str) -> None:
 
 def search_folder(root: Path, pattern: str, path: str = "", fixed: bool = False, ignore_case: bool = False) -> Lines:
     check(pattern)
-    command = [_program(), *_options(fixed, ignore_case), "--regexp", pattern, "--", path or "."]
+    command = [program(), *_options(fixed, ignore_case), "--regexp", pattern, "--", path or "."]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -74,7 +74,7 @@ def read_hits(stream: Iterable[bytes]) -> Lines:
     return Lines(sorted(found, key=lambda line: (line.path, line.line)), count)
 
 
-def _program() -> str:
+def program() -> str:
     scripts = sysconfig.get_path("scripts")
     found = shutil.which("rg", path=scripts) or shutil.which("rg")
     if found is None:

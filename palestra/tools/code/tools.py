@@ -8,7 +8,7 @@ from typing import Protocol
 
 from palestra.protocols import Sandbox
 from palestra.tools.code import names, report, text
-from palestra.tools.code.files import HostFiles, inside
+from palestra.tools.code.files import inside
 from palestra.tools.code.index import CodeIndex
 from palestra.tools.code.sandboxed import SandboxFiles
 from palestra.tools.code.symbols import Kind, Lines, Symbol
@@ -46,8 +46,8 @@ class CodeSearch:
     @staticmethod
     def in_sandbox(sandbox: Sandbox, root: str, index: CodeIndex, budget: int = 6_000) -> "CodeSearch":
         """Search in a sandbox whose folder `root` was made from the folder of `index`, which all its rollouts share."""
-        files = SandboxFiles(sandbox, root, HostFiles(index.root))
-        return CodeSearch(CodeIndex.over(index, files), files, root, budget)
+        files = SandboxFiles(sandbox, root, index.files)
+        return CodeSearch(index.over(files), files, root, budget)
 
     def tools(self) -> list[Callable[..., object]]:
         return [self.search_symbol, self.find_references, self.file_outline, self.search_text, self.get_dependencies]
