@@ -21,7 +21,9 @@ SHOP = {
         '        """The total of all."""\n        return total(self.items) * RATE\n\n\nclass Big(Order):\n    pass\n'
     ),
     "shop/prices.py": "RATE: float = 1.2\n\n\ndef total(items):\n    # total of items\n    return sum(items)\n",
-    "shop/views.py": "from . import models\nimport shop.prices as p\n\n\ndef show(order):\n    return models.Order().total(), p.total([])\n",
+    "shop/views.py": (
+        "from . import models\nimport shop.prices as p\n\n\ndef show(order):\n    return models.Order().total(), p.total([])\n"
+    ),
     "README.md": "Call total on an Order.\n",
 }
 

@@ -5,11 +5,11 @@ import ast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.code.test_exactness import truth
 
 from palestra.tools.code import python
 from palestra.tools.code.languages import PYTHON
 from palestra.tools.code.reading import decode, read_record
-from tools.code.test_exactness import truth
 
 TRICKY = {
     "a definition in a docstring": 'def real():\n    """\n    def fake():\n        pass\n    """\n    return 1\n',
@@ -19,7 +19,7 @@ TRICKY = {
     "a backslash": "def f():\n    x = 1 + \\\n2\n    return x\n\\\n\nz = \\\n  3\n",
     "one line": "class A: pass\nclass B(A): x = 1\ndef f(): return lambda: 0\n",
     "decorators": "@a\n@b(\n  1,\n)\nasync  def f():\n    await g()\n\n\n    # trailing\n\nx = 2",
-    "nested": "def f():\n    class A:\n        x = 1\n        def g(self):\n            def h(): pass\n            return h\n    return A\n",
+    "nested": "def f():\n    class A:\n        x = 1\n        def g(self):\n            def h(): pass\n    return A\n",
     "tabs": "class A:\n\tdef f(self):\n\t\tpass\n\tx = 1\n",
     "quotes in quotes": "a = 'it\\'s \"\"\" not'\ndef f():\n    return \"'''\"\nb = '''\"'''\n",
     "carriage returns": "class A:\r\n    x = 1\r\n    def f(self):\r\n        pass\r\n",
@@ -55,11 +55,18 @@ def names(text: str) -> list[str]:
 
 
 BROKEN = {
-    "a call left open": ("class A:\n    def f(self):\n        g(1,\n\n    def h(self):\n        pass\n\nclass B: pass\n", "A.h:5", "B:8"),
+    "a call left open": (
+        "class A:\n    def f(self):\n        g(1,\n\n    def h(self):\n        pass\n\nclass B: pass\n",
+        "A.h:5",
+        "B:8",
+    ),
     "a header left open": ("class A:\n    def f(self, x\n\n    def h(self): pass\n\nclass B: pass\n", "A.f:2", "A.h:4", "B:6"),
     "a docstring left open": ('def f():\n    """doc\n\ndef g():\n    """doc"""\n\ndef h(): pass\n', "f:1", "g:4", "h:7"),
     "a string left open": ('def f():\n    return "a\n\ndef g(): pass\n', "f:1", "g:4"),
-    "a merge's markers": ("class A:\n<<<<<<< ours\n    def f(self): pass\n=======\n    def g(self): pass\n>>>>>>> b\nclass B: pass\n", "B:7"),
+    "a merge's markers": (
+        "class A:\n<<<<<<< ours\n    def f(self): pass\n=======\n    def g(self): pass\n>>>>>>> b\nclass B: pass\n",
+        "B:7",
+    ),
     "a half-written class": ("class A\n    def f(self):\n        pass\nclass B:\n    def g(self): pass\n", "A:1", "B.g:5"),
     "too many brackets": ("x = 1))\ndef f():\n    y = (2\n\ndef g(): pass\n", "f:2", "g:5"),
 }
@@ -95,7 +102,13 @@ def test_any_bytes_are_read(content: str | bytes) -> None:
         assert 1 <= each.start <= each.end <= lines
 
 
-@given(st.lists(st.sampled_from(["def f(", "):", "class A:", "    x = 1", "'''", '"""', "(", ")", "    def g(self): pass", "@d", "\\", ""])))
+@given(
+    st.lists(
+        st.sampled_from(
+            ["def f(", "):", "class A:", "    x = 1", "'''", '"""', "(", ")", "    def g(self): pass", "@d", "\\", ""]
+        )
+    )
+)
 def test_what_parses_is_read_as_ast_reads_it(lines: list[str]) -> None:
     text = "\n".join(lines) + "\n"
     try:
