@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     race.add_argument("--overhead", action="store_true", help="instead of a race: what dispatching 100,000 empty rollouts costs")
     race.add_argument("--pictures", type=Path, metavar="FOLDER", help="instead of a race: draw each schedule")
     race.set_defaults(verb=_bench_dispatch)
+    search = benches.add_parser("search", help="code search on Django, beside ripgrep and universal-ctags")
+    search.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    search.set_defaults(verb=_bench_search)
     return parser
 
 
@@ -231,6 +234,13 @@ def _bench_dispatch(options: argparse.Namespace) -> int:
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"--steps {options.steps}: give 1 or more")
     _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps))
+    return 0
+
+
+def _bench_search(options: argparse.Namespace) -> int:
+    from palestra.bench.search import bench_search
+
+    _write_json(options.json, bench_search(Console(soft_wrap=True, highlight=False)))
     return 0
 
 
