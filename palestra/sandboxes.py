@@ -11,8 +11,6 @@ from palestra.protocols import Sandbox, Sandboxes, Snapshot, Spec
 
 __all__ = ["Sandbox", "Snapshot", "Spec", "open", "provided", "snapshot"]
 
-_provider: ContextVar[Sandboxes] = ContextVar("sandboxes")
-
 
 async def snapshot(spec: Spec, setup: Callable[[Sandbox], Awaitable[object]] | None = None) -> Snapshot:
     """The state after the spec's commands, then `setup`. Built once, in `prepare` say; later calls find it."""
@@ -25,18 +23,32 @@ def open(snapshot: Snapshot | None = None) -> AbstractAsyncContextManager[Sandbo
 
 
 @asynccontextmanager
-async def provided(provider: Sandboxes) -> AsyncIterator[None]:
-    """Within the block, and the asyncio tasks begun in it, sandboxes come from this provider. It is closed at the end."""
-    token = _provider.set(provider)
+async def provided(make: Callable[[], Sandboxes]) -> AsyncIterator[None]:
+    """Within the block, and in the asyncio tasks begun in it, sandboxes come from the provider that this makes. It is made when
+    the first task asks, so that what needs none asks nothing of the machine."""
+    ours = _Provided(make)
+    token = _provided.set(ours)
     try:
         yield
     finally:
-        _provider.reset(token)
-        await provider.close()
+        _provided.reset(token)
+        if ours.provider is not None:
+            await ours.provider.close()
+
+
+class _Provided:
+    def __init__(self, make: Callable[[], Sandboxes]) -> None:
+        self.make = make
+        self.provider: Sandboxes | None = None
 
 
 def _current() -> Sandboxes:
-    try:
-        return _provider.get()
-    except LookupError:
-        raise UsageError("there is no provider of sandboxes here; run inside `async with sandboxes.provided(...)`") from None
+    ours = _provided.get(None)
+    if ours is None:
+        raise UsageError("there is no provider of sandboxes here; run inside `async with sandboxes.provided(...)`")
+    if ours.provider is None:
+        ours.provider = ours.make()
+    return ours.provider
+
+
+_provided: ContextVar[_Provided | None] = ContextVar("sandboxes", default=None)

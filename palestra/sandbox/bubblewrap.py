@@ -24,7 +24,7 @@ from palestra.sandbox.started import start
 from palestra.sandbox.supervised import SupervisedSandbox
 
 STAGE = "/tmp"
-"""Where the warden puts the layers, in a mount namespace of its own. See native/launch.c."""
+"""Where the warden puts the layers, in a mount namespace of its own. See warden/launch.c."""
 FILTER = 5
 """The descriptor that the warden keeps the seccomp program at."""
 SHM = 16 * 2**20

@@ -1,4 +1,4 @@
-"""The line to a supervisor: one datagram asks, one answers, descriptors travel beside them. See native/supervise.c."""
+"""The line to a supervisor: one datagram asks, one answers, descriptors travel beside them. See warden/supervise.c."""
 
 import array
 import asyncio

@@ -158,7 +158,7 @@ async def test_sandboxes_share_nothing(provider: Sandboxes) -> None:
 async def test_a_snapshot_is_built_once_and_shared(provider: Sandboxes, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("given\n")
     (tmp_path / "unwanted").write_text("x")
-    spec = Spec({"repo": tmp_path}, [["sh", "-c", "echo made > made; rm repo/unwanted"]], name="shared")
+    spec = Spec({"repo": tmp_path}, [["sh", "-c", "echo made > made; rm repo/unwanted"]], name=str(tmp_path))
     times = 0
 
     async def setup(sandbox: sandboxes.Sandbox) -> None:
@@ -188,7 +188,7 @@ async def test_a_set_up_that_fails_leaves_no_snapshot(provider: Sandboxes) -> No
 async def test_tasks_find_the_provider(provider: Sandboxes) -> None:
     with pytest.raises(UsageError, match="provided"):
         sandboxes.open()
-    async with sandboxes.provided(provider), asyncio.TaskGroup() as group:
+    async with sandboxes.provided(lambda: provider), asyncio.TaskGroup() as group:
         group.create_task(_greet())
 
 

@@ -86,8 +86,6 @@ static _Noreturn void become(uint32_t id, char *folder, char **argv, char **envp
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
     for (int i = 0; i < 3; i++) dup2(fds[i], i);
-    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); /* the kernel shall take commands, never PID 1 */
-    if (score >= 0 && write(score, "500", 3) > 0) close(score);
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     bound(RLIMIT_NOFILE, limit_files);
     bound(RLIMIT_DATA, limit_data);

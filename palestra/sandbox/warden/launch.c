@@ -156,6 +156,8 @@ int launch(int argc, char **argv) {
     char **command = read_plan(argc, argv);
     syscall(SYS_close_range, CONTROL + 1, ~0U, 0);
     for (int i = 0; i < plan.cgroup_count; i++) put(plan.cgroups[i], "0");
+    /* Short of memory, the host takes a sandbox before anything else. What root has set, nobody inside can lower. */
+    if (!plan.user) put("/proc/self/oom_score_adj", "500");
     keep(open("/proc/self/exe", O_RDONLY), SELF);
     if (plan.filter) keep(open(plan.filter, O_RDONLY), FILTER);
     int program = fcntl(open(command[0], O_RDONLY | O_CLOEXEC), F_DUPFD_CLOEXEC, 16);
