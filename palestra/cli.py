@@ -1,6 +1,7 @@
 """The command line. What the user can mend comes out as one line and exit code 2; nothing else is caught."""
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(verb=_plan)
 
     _add_backends(verbs)
+    _add_sandbox(verbs)
 
     bench = verbs.add_parser("bench", help="measure speed and memory against a peer or a limit")
     benches = bench.add_subparsers(required=True, metavar="WHAT")
@@ -104,6 +106,40 @@ def _add_backends(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     run.add_argument("name", metavar="NAME", choices=sorted(environments.ENVIRONMENTS))
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what to give to Python")
     run.set_defaults(verb=_backends_run)
+
+
+def _add_sandbox(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    sandbox = verbs.add_parser("sandbox", help="try a sandbox by hand, examine the host, clear up after a crash")
+    kinds = sandbox.add_subparsers(required=True, metavar="WHAT")
+    run = kinds.add_parser("run", help="run a command in a new sandbox")
+    run.add_argument("--network", action="store_true", help="share the host's network")
+    run.add_argument("--folder", type=Path, metavar="PATH", help="copy this folder to the sandbox's working folder")
+    run.add_argument("--seconds", type=float, default=600.0, metavar="N", help="the time limit; 600 by default")
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
+    run.set_defaults(verb=_sandbox_run)
+    kinds.add_parser("doctor", help="what this host can and cannot protect").set_defaults(verb=_sandbox_doctor)
+    sweep = kinds.add_parser("sweep", help="remove what crashed processes left behind")
+    sweep.add_argument("--snapshots", action="store_true", help="also every snapshot in the cache; nothing may be using them")
+    sweep.set_defaults(verb=_sandbox_sweep)
+
+
+def _sandbox_run(options: argparse.Namespace) -> int:
+    from palestra.sandbox import verbs
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    return asyncio.run(verbs.run(command, options.network, options.folder, options.seconds))
+
+
+def _sandbox_doctor(options: argparse.Namespace) -> int:
+    from palestra.sandbox import verbs
+
+    return asyncio.run(verbs.examine(Console(soft_wrap=True, highlight=False)))
+
+
+def _sandbox_sweep(options: argparse.Namespace) -> int:
+    from palestra.sandbox import verbs
+
+    return verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots)
 
 
 def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:

@@ -1,8 +1,8 @@
 """Every seam of Palestra on one page. What stands on either side of a seam knows only these protocols."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -181,6 +181,10 @@ class Ran:
 class Sandbox(Protocol):
     """A place apart in which an agent's commands run. Paths are absolute, and are resolved inside."""
 
+    @property
+    def folder(self) -> str:
+        """Its own working folder."""
+
     async def run(
         self,
         command: Sequence[str],
@@ -191,7 +195,7 @@ class Sandbox(Protocol):
         seconds: float = 60.0,
         keep: int = 65_536,
     ) -> Ran:
-        """Run a program, without a shell, in `folder` (the sandbox's own working folder when not given). All that it started
+        """Run a program, without a shell, in `folder` (its own working folder when not given). All that it started
         is killed when `seconds` have passed. Of each output stream `keep` bytes are kept, half from its beginning and half
         from its end."""
 
@@ -200,3 +204,39 @@ class Sandbox(Protocol):
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file whole, making the folders above it."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What decides a snapshot: equal specs are built once, and found again by later runs."""
+
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """Where inside, relative to the working folder or absolute, and which folder of this machine. It is copied as it is now,
+    and belongs to the agent."""
+    commands: Sequence[Sequence[str]] = ()
+    """Run in turn; each must end with 0."""
+    name: str = ""
+    """Whatever else decides: a version, or what a set-up function does."""
+    network: bool = False
+    """Whether the set-up has the host's network."""
+    seconds: float = 600.0
+    """Time for each command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state that sandboxes start from, by the name that its provider knows. The first is empty."""
+
+    key: str = ""
+
+
+class Sandboxes(Protocol):
+    """A provider of sandboxes. What one of them does is seen by no other."""
+
+    async def snapshot(self, spec: Spec, setup: Callable[[Sandbox], Awaitable[object]] | None = None) -> Snapshot:
+        """The state after the spec's commands, then `setup`."""
+
+    def open(self, snapshot: Snapshot = ...) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox that starts from it. Leaving the block ends all that runs in it, and forgets all that was written."""
+
+    async def close(self) -> None: ...

@@ -18,6 +18,8 @@ from palestra.ledger import Ledger
 from palestra.message import Message, to_json
 from palestra.rollout import Rollout, describe, run_through
 from palestra.runs import RunFolder
+from palestra.sandbox.opening import make_provider
+from palestra.sandboxes import provided
 from palestra.task import AnyTask
 from palestra.training import make_collector, sampling_of
 from palestra.trajectory import Key
@@ -42,7 +44,7 @@ def _find(tasks: Sequence[AnyTask], task_id: str | None) -> AnyTask:
 
 async def _try(config: Config, task: AnyTask, console: Console) -> int:
     with tempfile.TemporaryDirectory() as folder, Ledger.open(Path(folder) / "ledger.sqlite") as ledger:
-        async with open_backend(config, training=False) as backend:
+        async with provided(lambda: make_provider(config.sandbox)), open_backend(config, training=False) as backend:
             collector = make_collector(config, backend, ledger, RunFolder(Path(folder)))
             await prepare(task, collector.cache)
             limits = agent.Limits(config.agent.turns, config.agent.seconds)

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from palestra import environments
+from palestra import environments, sandboxes
 from palestra.config import Config, load
 from palestra.errors import UsageError
 
@@ -39,7 +39,7 @@ def train(
         environments.require(resolved.backend.environment)
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
     with closing(Reporter(resolved, run, quiet)) as reporter, _draining() as stopping:
-        return _run(training.train(resolved, run, reporter, stopping))
+        return _run(_with_sandboxes(resolved, training.train(resolved, run, reporter, stopping)))
 
 
 def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) -> "Result":
@@ -52,7 +52,7 @@ def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) 
     environments.require(resolved.backend.environment)
     run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
     with closing(Reporter(resolved, run, quiet)) as reporter:
-        return _run(training.evaluate_only(resolved, run, reporter))
+        return _run(_with_sandboxes(resolved, training.evaluate_only(resolved, run, reporter)))
 
 
 def check(
@@ -68,7 +68,7 @@ def check(
     resolved = _load(config, overrides)
     tasks = [task for key in ("train", "heldout") if getattr(resolved.tasks, key) for task in taskset.load(resolved.tasks, key)]
     chosen = checking.choose(tasks, only, sample, resolved.run.seed)
-    return _run(checking.check(chosen, resolved.run.folder / "cache", on_verdict))
+    return _run(_with_sandboxes(resolved, checking.check(chosen, resolved.run.folder / "cache", on_verdict)))
 
 
 def _load(config: Config | str | Path, overrides: Sequence[str]) -> Config:
@@ -77,6 +77,13 @@ def _load(config: Config | str | Path, overrides: Sequence[str]) -> Config:
     if overrides:
         raise UsageError("overrides go with a config file; change the Config itself")
     return config
+
+
+async def _with_sandboxes(config: Config, work: Coroutine[Any, Any, T]) -> T:
+    from palestra.sandbox.opening import make_provider
+
+    async with sandboxes.provided(lambda: make_provider(config.sandbox)):
+        return await work
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -203,6 +203,16 @@ FULL: dict[str, Any] = {
     "warm_start": {"data": "x.jsonl", "steps": 3},
     "evaluation": {"every": 2, "tasks": 5, "samples": 4, "greedy": False},
     "dispatch": {"kind": "pipeline", "init": 1, "run": 2, "reward": 3, "queue": 4, "retries": 5, "backoff": 0.5},
+    "sandbox": {
+        "memory_mb": 1,
+        "disk_mb": 2,
+        "processes": 3,
+        "cpus": 0.5,
+        "network": True,
+        "warm": 4,
+        "base": "/srv",
+        "cache": "c",
+    },
     "report": {"tensorboard": True, "wandb": "project"},
 }
 SCRIPTED = BASE | {"backend": {"kind": "scripted", "script": "task:play", "model": "folder", "thinking": "keep"}}

@@ -21,6 +21,7 @@ from palestra.config.dispatch import (
     PipelineDispatch,
     StreamDispatch,
 )
+from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, LocalSandbox, Sandbox
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.errors import ConfigError
 from palestra.trajectory import Stop
@@ -28,10 +29,13 @@ from palestra.trajectory import Stop
 __all__ = [
     "Agent",
     "AnyDispatch",
+    "AnySandbox",
     "BatchDispatch",
     "BoundedDispatch",
+    "BubblewrapSandbox",
     "Config",
     "Evaluation",
+    "LocalSandbox",
     "Loss",
     "PipelineDispatch",
     "Report",
@@ -179,6 +183,7 @@ class Config(Section):
     warm_start: WarmStart | None = None
     evaluation: Evaluation = Evaluation()
     dispatch: Dispatch = StreamDispatch(kind="stream")
+    sandbox: Sandbox = BubblewrapSandbox(kind="bubblewrap")
     report: Report = Report()
 
     @pydantic.model_validator(mode="after")

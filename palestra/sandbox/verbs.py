@@ -1,0 +1,58 @@
+"""The command line's `palestra sandbox` verbs: try one by hand, examine the host, clear up after a crash."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from palestra.errors import UsageError
+from palestra.protocols import Sandbox, Spec
+from palestra.sandbox import cgroup, doctor
+from palestra.sandbox.bubblewrap import Bubblewrap
+from palestra.sandbox.layers import Layers, cache_folder
+from palestra.sandbox.limits import Limits
+
+MARKS = {"ok": "[green]ok     [/]", "weaker": "[yellow]weaker [/]", "missing": "[red]missing[/]"}
+
+
+async def run(command: Sequence[str], network: bool, folder: Path | None, seconds: float) -> int:
+    """Run a command in a new sandbox, and show what it wrote. The folder, if given, is copied to the working folder."""
+    if not command:
+        raise UsageError("palestra sandbox run needs a command, such as: palestra sandbox run -- ls -la /")
+    provider = Bubblewrap(Limits(network=network))
+    try:
+        snapshot = await provider.snapshot(Spec({".": folder} if folder else {}))
+        async with provider.open(snapshot) as sandbox:
+            return await _shown(sandbox, command, seconds)
+    finally:
+        await provider.close()
+
+
+async def _shown(sandbox: Sandbox, command: Sequence[str], seconds: float) -> int:
+    ran = await sandbox.run(command, stdin=b"" if sys.stdin.isatty() else sys.stdin.buffer.read(), seconds=seconds, keep=2**24)
+    for stream, output in ((sys.stdout.buffer, ran.stdout), (sys.stderr.buffer, ran.stderr)):
+        stream.write(output.head + output.tail)
+        stream.flush()
+    if ran.timed_out:
+        sys.stderr.write(f"palestra: stopped after {seconds:g} s\n")
+    return ran.code
+
+
+async def examine(console: Console) -> int:
+    """0 when sandboxes work here, though perhaps weaker than elsewhere."""
+    missing = False
+    async for finding in doctor.examine():
+        missing |= finding.state == "missing"
+        console.print(f"{MARKS[finding.state]} {finding.about}: ", end="")
+        console.print(finding.text, markup=False)
+    return 1 if missing else 0
+
+
+def sweep(console: Console, snapshots: bool) -> int:
+    """Remove what crashed processes left; on request all snapshots too, when nothing uses them."""
+    gone = cgroup.sweep() + Layers(cache_folder(), Path("/"), 0).sweep(snapshots)
+    for path in gone:
+        console.print(str(path), markup=False)
+    console.print(f"{len(gone)} removed")
+    return 0
