@@ -27,6 +27,8 @@ class Finish:
     """Returned by a tool: the run is over, and this is its answer."""
 
     answer: JSON = None
+    changed: bool | None = None
+    """Whether the agent has changed anything, where the tool can tell; see `hints.py`."""
 
 
 @dataclass(frozen=True, slots=True)
