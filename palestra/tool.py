@@ -21,6 +21,9 @@ from palestra.message import JSON, Content, Image, Message, Text, ToolCall
 
 Schema = dict[str, JSON]
 
+ERROR = "Error: "
+"""How a result begins that tells the model of a `ToolError`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

@@ -21,6 +21,7 @@ from palestra.config.dispatch import (
     PipelineDispatch,
     StreamDispatch,
 )
+from palestra.config.hints import Hints
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.errors import ConfigError
 from palestra.trajectory import Stop
@@ -32,6 +33,7 @@ __all__ = [
     "BoundedDispatch",
     "Config",
     "Evaluation",
+    "Hints",
     "Loss",
     "PipelineDispatch",
     "Report",
@@ -173,6 +175,7 @@ class Config(Section):
     tasks: Tasks
     agent: Agent = Agent()
     sampling: Sampling = Sampling()
+    hints: Hints = Hints()
     backend: Backend = Torch()
     loss: Loss = Loss()
     training: Training | None = None
