@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from palestra.errors import ToolError
+from palestra.hints import Hints
 from palestra.message import Message, ToolCall, user
 from palestra.protocols import Policy
-from palestra.tool import Finish, Outcome, Rewrite, Toolbox
-from palestra.trajectory import Span, Stop, Trajectory, Turn, now
+from palestra.tool import ERROR, Finish, Outcome, Rewrite, Toolbox
+from palestra.trajectory import Span, Stop, Trajectory, now
 
 CUT_OFF = "Your reply was cut off at its length limit before it called a tool. Be brief, and call a tool."
 
@@ -30,20 +31,30 @@ async def run(
     limits: Limits,
     trajectory: Trajectory,
     watch: Watch = lambda _: None,
+    hints: Hints | None = None,
 ) -> None:
     """Let the policy work until a tool finishes, a reply calls no tool, or a budget is used up. Fills the trajectory."""
     trajectory.segments = policy.segments
+    trajectory.hints = None if hints is None else []
     try:
         async with asyncio.timeout(limits.seconds) as budget:
-            trajectory.stop = await _converse(policy, prompt, tools, limits.turns, trajectory, watch)
+            trajectory.stop = await _converse(policy, prompt, tools, limits.turns, trajectory, watch, hints)
     except TimeoutError:
         if not budget.expired():  # a tool's own time limit is no stop of the run
             raise
         trajectory.stop = "time"
+    if hints is not None:
+        hints.conclude(trajectory)
 
 
 async def _converse(
-    policy: Policy, prompt: Sequence[Message], tools: Toolbox, turns: int, trajectory: Trajectory, watch: Watch
+    policy: Policy,
+    prompt: Sequence[Message],
+    tools: Toolbox,
+    turns: int,
+    trajectory: Trajectory,
+    watch: Watch,
+    hints: Hints | None,
 ) -> Stop:
     await _begin(policy, prompt, tools, trajectory, watch)
     for _ in range(turns):
@@ -62,7 +73,7 @@ async def _converse(
             watch(turn.results[0])
         else:
             called = now()
-            effect = await _run_calls(tools, turn, watch)
+            effect = await _run_calls(tools, trajectory, watch, hints)
             trajectory.spans.append(Span("tool", called, now()))
             if isinstance(effect, Finish):
                 trajectory.answer = effect.answer
@@ -70,6 +81,11 @@ async def _converse(
             if isinstance(effect, Rewrite):
                 await _begin(policy, effect.messages, tools, trajectory, watch)
                 continue
+        if hints is not None:
+            if hints.stuck(trajectory):
+                return "stuck"
+            if (hint := hints.give(trajectory, tools.schemas())) is not None:
+                watch(user(hint))
         await policy.observe(turn.results)
     return "turns"
 
@@ -81,10 +97,13 @@ async def _begin(policy: Policy, messages: Sequence[Message], tools: Toolbox, tr
     await policy.begin(messages, tools.schemas())
 
 
-async def _run_calls(tools: Toolbox, turn: Turn, watch: Watch) -> Finish | Rewrite | None:
-    """Run the calls in order. `Finish` and `Rewrite` take effect at once: the calls behind them do not run."""
+async def _run_calls(tools: Toolbox, trajectory: Trajectory, watch: Watch, hints: Hints | None) -> Finish | Rewrite | None:
+    """Run the last turn's calls in order. `Finish` and `Rewrite` take effect at once: the calls behind them do not run."""
+    turn = trajectory.turns[-1]
     for call in turn.message.calls:
         outcome = await _run_call(tools, call)
+        if isinstance(outcome, Finish) and hints is not None:
+            outcome = hints.reconsider(outcome, trajectory, tools.schemas()) or outcome
         if isinstance(outcome, Finish | Rewrite):
             return outcome
         result = Message("tool", outcome, call_id=call.id, name=call.name)
@@ -97,4 +116,4 @@ async def _run_call(tools: Toolbox, call: ToolCall) -> Outcome:
     try:
         return await tools.run(call)
     except ToolError as error:
-        return f"Error: {error}"
+        return f"{ERROR}{error}"

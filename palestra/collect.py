@@ -12,6 +12,7 @@ from pathlib import Path
 from palestra import agent
 from palestra.errors import TaskError, UsageError, cause
 from palestra.gather import Gathered, Make, MayRun, gather
+from palestra.hints import Hints
 from palestra.ledger import Ledger
 from palestra.pace import Pace
 from palestra.policy import TokenPolicy
@@ -57,6 +58,7 @@ class Collector:
     seed: int
     cache: Path
     patience: Patience = field(default_factory=Patience)
+    hints: Hints | None = None
     stopping: Callable[[], bool] = lambda: False
     """Once true, no further rollout starts; those under way come to their end."""
     on_trajectory: Callable[[Trajectory], None] = lambda _: None
@@ -149,7 +151,14 @@ class Collector:
             patience=self.patience,
             may_run=may_run,
             expected_tokens=self.context,
+            hints=self.hints_for(key),
         )
+
+    def hints_for(self, key: Key) -> Hints | None:
+        """All attempts of a group get hints, or none does: they are compared with one another."""
+        if self.hints is None:
+            return None
+        return self.hints.for_group(key.phase, seed_of(self.seed, "hints", key.phase, key.step, key.task_id))
 
     def _record(self, attempt: Attempt) -> None:
         failure = attempt.trajectory.failure

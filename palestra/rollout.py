@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from palestra import agent
 from palestra.errors import InfrastructureError, UsageError
+from palestra.hints import Hints
 from palestra.protocols import Policy, StagedRollout
 from palestra.task import AnyTask, as_score
 from palestra.tool import Toolbox
@@ -65,6 +66,7 @@ class Rollout:
         may_run: Callable[[], Awaitable[bool]] = at_once,
         expected_tokens: int = 0,
         watch: agent.Watch = lambda _: None,
+        hints: Hints | None = None,
     ) -> None:
         self.task, self.key = task, key
         self.trajectory = Trajectory(task.id, key.index)
@@ -72,7 +74,7 @@ class Rollout:
         self.rest = 0.0
         self.expected_tokens = expected_tokens
         self._open_policy, self._limits, self._seed, self._watch = open_policy, limits, seed, watch
-        self._patience, self._may_run = patience, may_run
+        self._patience, self._may_run, self._hints = patience, may_run, hints
         self._runtime = AsyncExitStack()
         self._open = False
         self._env: Any = None
@@ -175,7 +177,8 @@ class Rollout:
     async def _run(self) -> None:
         tools = Toolbox(self.task.tools(self._env))
         async with self._open_policy(self._seed) as policy:
-            await agent.run(policy, self.task.prompt(self._env), tools, self._limits, self.trajectory, self._watch)
+            prompt = self.task.prompt(self._env)
+            await agent.run(policy, prompt, tools, self._limits, self.trajectory, self._watch, self._hints)
         await self._harvest()
 
     async def _solve(self) -> None:

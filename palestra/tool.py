@@ -21,12 +21,17 @@ from palestra.message import JSON, Content, Image, Message, Text, ToolCall
 
 Schema = dict[str, JSON]
 
+ERROR = "Error: "
+"""How a result begins that tells the model of a `ToolError`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """Returned by a tool: the run is over, and this is its answer."""
 
     answer: JSON = None
+    changed: bool | None = None
+    """Whether the agent has changed anything, where the tool can tell; see `hints.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from palestra import agent, checkpoint, dispatch, taskset
+from palestra import agent, checkpoint, dispatch, hints, taskset
 from palestra.backends.opening import Opened, open_backend
 from palestra.collect import Collector
 from palestra.config import Config, Training
@@ -77,6 +77,7 @@ def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFold
         context=config.agent.context,
         seed=config.run.seed,
         cache=run.cache,
+        hints=hints.make(config.hints, config.agent.turns, config.agent.context, backend.renderer),
         patience=Patience(
             config.dispatch.init_seconds, config.dispatch.reward_seconds, config.dispatch.retries, config.dispatch.backoff
         ),

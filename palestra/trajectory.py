@@ -31,8 +31,8 @@ FinishReason = Literal["stop", "length"]
 
 Stage = Literal["init", "run", "reward"]
 
-Stop = Literal["finish", "answer", "turns", "context", "time"]
-"""Why a run ended: a tool finished it, a reply called no tool, or one of its budgets was used up."""
+Stop = Literal["finish", "answer", "turns", "context", "time", "stuck"]
+"""Why a run ended: a tool finished it, a reply called no tool, one of its budgets was used up, or it went on repeating itself."""
 
 FailureKind = Literal["infrastructure", "timeout", "bug", "abandoned"]
 """Infrastructure may be tried again, and so may an init that hangs; a bug in a task or tool would only repeat itself. A rollout
@@ -95,6 +95,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What was said to the model behind a turn's results, by which rule of `hints/`."""
+
+    turn: int
+    rule: str
+    text: str
+    heeded: bool | None = None
+    """Whether the next turns did what it said; None when there were none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why a rollout did not come to its end. It leaves its group; it is never reward 0."""
 
@@ -129,6 +140,8 @@ class Trajectory:
     """The messages that began each segment: the prompt, and what each `Rewrite` put in its place."""
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    hints: list[Hint] | None = None
+    """None: it was run without hints."""
     stop: Stop | None = None
     answer: JSON = None
     artifact: JSON = None

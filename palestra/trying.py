@@ -50,7 +50,15 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
             limits = agent.Limits(config.agent.turns, config.agent.seconds)
             policies = collector.policies(sampling_of(config))
             key = Key("eval", 0, task.id, 0)
-            rollout = Rollout(task, key, policies, limits, config.run.seed, watch=lambda message: _show(console, message))
+            rollout = Rollout(
+                task,
+                key,
+                policies,
+                limits,
+                config.run.seed,
+                watch=lambda message: _show(console, message),
+                hints=collector.hints_for(key),
+            )
             await run_through(rollout)
     trajectory = rollout.trajectory
     if trajectory.failure is not None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from palestra.errors import StorageError, TaskError
 from palestra.ledger import Ledger, StepRecord
 from palestra.message import Image, Message, Text, ToolCall
-from palestra.trajectory import Completion, Failure, Key, Segment, Span, Trajectory, Turn
+from palestra.trajectory import Completion, Failure, Hint, Key, Segment, Span, Trajectory, Turn
 
 
 def ended(task_id: str = "t", index: int = 0, reward: float = 1.0, tokens: int = 8) -> Trajectory:
@@ -36,6 +36,7 @@ def ended(task_id: str = "t", index: int = 0, reward: float = 1.0, tokens: int =
         openings=[(Message("system", "be brief"), Message("user", "solve it"))],
         segments=[segment],
         turns=[Turn(Message("assistant", "done \ud800", (call,), thinking="hm"), "stop", 0, span, (result,))],
+        hints=[Hint(0, "repeat", "do else \udc80", True), Hint(3, "ending", "end", None)],
         stop="finish",
         answer={"value": [1, None, "x"]},
         artifact="diff --git",
@@ -420,7 +421,7 @@ def test_missing_empty_or_newer_ledgers_are_refused(path: Path) -> None:
         Ledger.open(path, read_only=True)
     Ledger.open(path).close()  # a writer killed before its first transaction leaves an empty file
     tamper(path, "UPDATE meta SET value = '99' WHERE key = 'schema'")
-    with pytest.raises(StorageError, match="has ledger schema 99; this version of Palestra reads schema 2"):
+    with pytest.raises(StorageError, match="has ledger schema 99; this version of Palestra reads schema 3"):
         Ledger.open(path)
 
 

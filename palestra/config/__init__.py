@@ -21,6 +21,7 @@ from palestra.config.dispatch import (
     PipelineDispatch,
     StreamDispatch,
 )
+from palestra.config.hints import Hints
 from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, LocalSandbox, Sandbox
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.errors import ConfigError
@@ -35,6 +36,7 @@ __all__ = [
     "BubblewrapSandbox",
     "Config",
     "Evaluation",
+    "Hints",
     "LocalSandbox",
     "Loss",
     "PipelineDispatch",
@@ -177,6 +179,7 @@ class Config(Section):
     tasks: Tasks
     agent: Agent = Agent()
     sampling: Sampling = Sampling()
+    hints: Hints = Hints()
     backend: Backend = Torch()
     loss: Loss = Loss()
     training: Training | None = None

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import astuple
 
 import numpy as np
 
 from palestra.errors import TaskError
 from palestra.message import JSON, from_json, to_json
-from palestra.trajectory import Failure, Segment, Span, Stop, Trajectory, Turn
+from palestra.trajectory import Failure, Hint, Segment, Span, Stop, Trajectory, Turn
 
 SegmentBytes = tuple[bytes, bytes, bytes, bytes]
 """Tokens, mask, logprobs, versions."""
@@ -27,6 +28,7 @@ def pack(trajectory: Trajectory) -> bytes:
     body = {
         "openings": [[to_json(message) for message in opening] for opening in trajectory.openings],
         "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "hints": None if trajectory.hints is None else [astuple(hint) for hint in trajectory.hints],
         "answer": trajectory.answer,
         "artifact": trajectory.artifact,
         "metrics": trajectory.metrics,
@@ -50,6 +52,7 @@ def unpack(
         openings=[tuple(from_json(message) for message in opening) for opening in value["openings"]],
         segments=[_unpack_segment(segment) for segment in segments],
         turns=[_turn_from_json(turn) for turn in value["turns"]],
+        hints=None if value["hints"] is None else [Hint(*hint) for hint in value["hints"]],
         stop=stop,
         answer=value["answer"],
         artifact=value["artifact"],

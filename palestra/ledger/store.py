@@ -14,7 +14,7 @@ from typing import Any
 
 from palestra.errors import StorageError
 
-VERSION = 2
+VERSION = 3
 
 SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
