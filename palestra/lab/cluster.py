@@ -178,11 +178,15 @@ class Elastic:
     def generating(self, cluster: Cluster) -> int:
         if not cluster.has_training or cluster.coming > 0:
             return cluster.generating
+        return self.left(cluster, cluster.generating)
+
+    def left(self, cluster: Cluster, units: int) -> int:
+        """What generation keeps of so many units."""
         if not cluster.engine.contexts:
             return 0
         needed = self._needed(cluster.spec, cluster.engine.contexts, cluster.engine.kv_wanted())
         # Every switch loses KV: a single unit is not worth it, and none comes back before the weights are published.
-        return needed if needed <= cluster.generating - 2 else cluster.generating
+        return needed if needed <= units - 2 else units
 
     def _needed(self, spec: workload.Engine, contexts: int, tokens: int) -> int:
         slowest = (1 + self.slack) * spec.step(spec.units, contexts)
@@ -194,25 +198,30 @@ class Elastic:
 
 @dataclass(slots=True)
 class Balance:
-    """Some units always train. One more joins them when groups pile up, and leaves when there are none: training and generation
-    keep pace with each other, and little KV is lost."""
+    """All units generate until complete groups have piled up for the first time. From then on some always train, with one more
+    while a pile is there: training and generation keep pace with each other, and little KV is lost. Towards the end, generation
+    gives away what it no longer needs."""
 
     training: int
-    pile: int = 8
+    pile: int
+    begun: bool = False
     joined: bool = False
 
     def start(self, units: int) -> int:
-        return units - self.training - self.joined
+        return units - self.training - self.joined if self.begun else units
 
     def generating(self, cluster: Cluster) -> int:
         if cluster.backlog >= self.pile:
-            self.joined = True
+            self.begun = self.joined = True
         elif cluster.backlog == 0:
             self.joined = False
-        return self.start(cluster.spec.units)
+        units = self.start(cluster.spec.units)
+        left = Elastic().left(cluster, units) if cluster.has_training else units
+        return min(left, cluster.generating) if left < units else units
 
 
 def balance(work: workload.Workload, limits: workload.Limits) -> Balance:
-    """As many units as training keeps busy for certain."""
+    """As many units as training keeps busy for certain, and one more when three eighths of a batch wait."""
     units = work.engine.units
-    return Balance(min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2))
+    training = min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2)
+    return Balance(training, pile=max(1, work.batch.tasks * 3 // 8))

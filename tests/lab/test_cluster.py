@@ -100,21 +100,21 @@ def test_a_split_stays_and_loses_no_kv(w1: Workload) -> None:
         assert cluster.generating == 5
         await end(tasks)
 
-    play(w1, Balance(3), script)
+    play(w1, Balance(3, pile=8, begun=True), script)
 
 
 def test_training_has_the_units_that_it_keeps_busy(w1: Workload) -> None:
-    assert balance(w1, w1.limits(w1.draw(0, 0))) == Balance(2)
+    assert balance(w1, w1.limits(w1.draw(0, 0))) == Balance(2, pile=24)
 
 
 def test_a_unit_joins_training_while_groups_pile_up(w1: Workload) -> None:
     async def script(cluster: Cluster) -> None:
-        for backlog, generating in ((0, 6), (7, 6), (8, 5), (3, 5), (0, 6)):
+        for backlog, generating in ((0, 8), (7, 8), (8, 5), (3, 5), (0, 6), (7, 6), (9, 5)):
             cluster.backlog = backlog
             cluster.review()
             assert cluster.generating == generating
 
-    play(w1, Balance(2), script)
+    play(w1, Balance(2, pile=8), script)
 
 
 def test_elastic_generation_keeps_what_it_needs(w1: Workload) -> None:
