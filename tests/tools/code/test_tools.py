@@ -215,6 +215,15 @@ async def test_edits_in_a_sandbox_show_there_alone(index: CodeIndex, sandbox: Fo
     assert (await outside.search_symbol("Fresh")).startswith("No definition")
 
 
+async def test_a_sandbox_without_a_snapshot_is_read_once(sandbox: FolderSandbox) -> None:
+    await asyncio.sleep(0.1)
+    search = CodeSearch.in_sandbox(sandbox, "/repo")
+    for _ in range(2):
+        assert (await search.search_symbol("Order.total")).startswith("1 definition")
+    assert (await search.find_references("total")).startswith("85 references")
+    assert (sandbox.commands, len(sandbox.reads)) == (3, 84)
+
+
 async def test_a_time_that_was_set_back_hides_no_edit(index: CodeIndex, sandbox: FolderSandbox) -> None:
     await asyncio.sleep(0.1)
     search = CodeSearch.in_sandbox(sandbox, "/repo", index)
