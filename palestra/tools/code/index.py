@@ -37,8 +37,17 @@ class CodeIndex:
 
     def over(self, files: Files) -> "CodeIndex":
         """An index of files that were once those of this one, with changes of their own."""
+        return CodeIndex._of(files, self._base, self.root)
+
+    @staticmethod
+    def without_base(files: Files, root: Path) -> "CodeIndex":
+        """An index of files of which nothing is known before the first question."""
+        return CodeIndex._of(files, Base({}), root)
+
+    @staticmethod
+    def _of(files: Files, base: Base, root: Path) -> "CodeIndex":
         index = CodeIndex.__new__(CodeIndex)
-        index._begin(files, self._base, self.root)
+        index._begin(files, base, root)
         return index
 
     def _begin(self, files: Files, base: Base, root: Path) -> None:

@@ -102,7 +102,7 @@ def definitions(code: str) -> Iterator[Definition]:
             measured = start
             if depth > 0 or code[start - 1] == _JOINS:
                 continue
-            names = list(_targets(code, match[4], match[5], match.end(5)))
+            names = _targets(code, match[4], match[5], match.end(5))
             end = _statement_end(code, start + 1) if names else start
             found: Kind = "variable"
         else:
@@ -116,7 +116,8 @@ def definitions(code: str) -> Iterator[Definition]:
             yield Definition(f"{around}.{name}" if around else name, found, line, last)
         if word is not None:
             scopes.append((end, f"{around}.{names[0]}" if around else names[0], found))
-            if word == "def" and code.find(" def", counted, end) < 0 and code.find(" class", counted, end) < 0:
+            body = match.end(3)
+            if word == "def" and code.find(" def", body, end) < 0 and code.find(" class", body, end) < 0:
                 after = end  # nothing in it is a symbol
 
 
@@ -164,18 +165,26 @@ def _statement_end(code: str, start: int) -> int:
     return len(code)
 
 
-def _targets(code: str, targets: str, sign: str, end: int) -> Iterator[str]:
+def _targets(code: str, targets: str, sign: str, end: int) -> list[str]:
+    """The names that a statement assigns to. An annotation has one."""
     if sign == ":":
-        if targets.isidentifier() and not keyword.iskeyword(targets):
-            yield _normal(targets)
-        return
-    while _balance(targets, 0, len(targets)) == 0:
-        bare = _SUBSCRIPT.sub("", targets)
-        yield from (_normal(name) for name in _NAME.findall(bare) if name.isidentifier() and not keyword.iskeyword(name))
+        return [_normal(targets)] if _is_name(targets) else []
+    names: list[str] = []
+    while True:
+        if targets.isidentifier():
+            names += [_normal(targets)] if _is_name(targets) else []
+        elif _balance(targets, 0, len(targets)) == 0:
+            names += [_normal(name) for name in _NAME.findall(_SUBSCRIPT.sub("", targets)) if _is_name(name)]
+        else:
+            return names
         chained = _CHAINED.match(code, end)
         if chained is None:
-            return
+            return names
         targets, end = chained[1], chained.end()
+
+
+def _is_name(word: str) -> bool:
+    return word.isidentifier() and not keyword.iskeyword(word)
 
 
 def imports(code: str) -> Iterator[Import]:

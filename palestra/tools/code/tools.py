@@ -44,10 +44,11 @@ class CodeSearch:
         self._budget = budget
 
     @staticmethod
-    def in_sandbox(sandbox: Sandbox, root: str, index: CodeIndex, budget: int = 6_000) -> "CodeSearch":
-        """Search in a sandbox whose folder `root` was made from the folder of `index`, which all its rollouts share."""
-        files = SandboxFiles(sandbox, root, index.files)
-        return CodeSearch(index.over(files), files, root, budget)
+    def in_sandbox(sandbox: Sandbox, root: str, index: CodeIndex | None = None, budget: int = 6_000) -> "CodeSearch":
+        """Search in a sandbox whose folder `root` was made from the folder of `index`, which all its rollouts share. Without
+        `index`, the first question reads every source file through the sandbox."""
+        files = SandboxFiles(sandbox, root, index.files if index else None)
+        return CodeSearch(index.over(files) if index else CodeIndex.without_base(files, Path(root)), files, root, budget)
 
     def tools(self) -> list[Callable[..., object]]:
         return [self.search_symbol, self.find_references, self.file_outline, self.search_text, self.get_dependencies]

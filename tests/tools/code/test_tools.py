@@ -3,16 +3,17 @@
 import asyncio
 import re
 import shutil
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tools.code.test_index import SHOP, write
 
 from palestra.errors import ToolError
 from palestra.message import ToolCall
-from palestra.protocols import Output, Ran
+from palestra.protocols import Ran
+from palestra.sandbox.local import LocalSandbox
 from palestra.tool import Tool, Toolbox
 from palestra.tools.code import CodeIndex, CodeSearch
 
@@ -146,88 +147,75 @@ async def test_a_pattern_is_no_option(search: CodeSearch, index: CodeIndex) -> N
     assert (await search.search_text("--files")).startswith("1 line matching '--files' in 1 file:\noptions.txt:1: --files")
 
 
-class FolderSandbox:
-    """Real commands in a folder that stands for the sandbox's root, counted."""
+class Counted(LocalSandbox):
+    """A sandbox that counts what it is asked for."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.commands = 0
         self.reads: list[str] = []
 
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        folder: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        seconds: float = 60.0,
-        keep: int = 65_536,
-    ) -> Ran:
+    async def run(self, command: Sequence[str], **options: Any) -> Ran:
         self.commands += 1
-        started = time.monotonic()
-        pipe = asyncio.subprocess.PIPE
-        where = self.root / (folder or "/").lstrip("/")
-        process = await asyncio.create_subprocess_exec(*command, cwd=where, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
-        out, err = await process.communicate(stdin)
-        code = process.returncode
-        assert code is not None
-        return Ran(code, Output(out, b"", len(out)), Output(err, b"", len(err)), False, time.monotonic() - started)
+        return await super().run(command, **options)
 
     async def read(self, path: str, limit: int = 16_777_216) -> bytes:
-        self.reads.append(path)
-        try:
-            return (self.root / path.lstrip("/")).read_bytes()
-        except OSError as error:
-            raise ToolError(str(error)) from None
-
-    async def write(self, path: str, data: bytes) -> None:
-        (self.root / path.lstrip("/")).write_bytes(data)
+        self.reads.append(path.removeprefix(f"{self.folder}/"))
+        return await super().read(path, limit)
 
 
 @pytest.fixture
-def sandbox(index: CodeIndex, tmp_path: Path) -> FolderSandbox:
-    shutil.copytree(index.root, tmp_path / "box" / "repo")  # with the files' times, as a snapshot has them
-    return FolderSandbox(tmp_path / "box")
+def sandbox(index: CodeIndex, tmp_path: Path) -> Counted:
+    shutil.copytree(index.root, tmp_path / "box")  # with the files' times, as a snapshot has them
+    return Counted(tmp_path / "box")
 
 
-async def test_a_question_in_a_sandbox_is_one_command(index: CodeIndex, sandbox: FolderSandbox) -> None:
+async def test_a_question_in_a_sandbox_is_one_command(index: CodeIndex, sandbox: Counted) -> None:
     await asyncio.sleep(0.1)  # until the copy's times are settled
-    search = CodeSearch.in_sandbox(sandbox, "/repo", index)
+    search = CodeSearch.in_sandbox(sandbox, sandbox.folder, index)
     assert (await search.search_symbol("Order.total")).startswith("1 definition")
     assert (await search.find_references("total")).startswith("85 references")
     assert (await search.search_text(r"\btotal\b")).startswith("88 lines")
     assert (sandbox.commands, sandbox.reads) == (3, [])
 
 
-async def test_edits_in_a_sandbox_show_there_alone(index: CodeIndex, sandbox: FolderSandbox) -> None:
+async def test_edits_in_a_sandbox_show_there_alone(index: CodeIndex, sandbox: Counted) -> None:
     await asyncio.sleep(0.1)
-    search, outside = CodeSearch.in_sandbox(sandbox, "/repo", index), CodeSearch(index)
-    await sandbox.run(["sed", "-i", "s/def total/def whole/", "shop/prices.py"], folder="/repo")
-    await sandbox.run(["rm", "tests/test_7.py"], folder="/repo")
-    await sandbox.write("/repo/new.go", b"package m\nfunc Fresh() {}\n")
+    search, outside = CodeSearch.in_sandbox(sandbox, sandbox.folder, index), CodeSearch(index)
+    await sandbox.run(["sed", "-i", "s/def total/def whole/", "shop/prices.py"])
+    await sandbox.run(["rm", "tests/test_7.py"])
+    await sandbox.write(f"{sandbox.folder}/new.go", b"package m\nfunc Fresh() {}\n")
     assert "shop/prices.py:4-6 function whole\n4 def whole(items):" in await search.search_symbol("whole")
     assert (await search.search_symbol("common")).startswith("79 definitions")
     assert "new.go:2-2 function Fresh" in await search.search_symbol("Fresh")
     assert (await search.search_text("Fresh")).startswith("1 line")
-    assert sorted(set(sandbox.reads)) == ["/repo/new.go", "/repo/shop/prices.py"]
+    assert sorted(set(sandbox.reads)) == ["new.go", "shop/prices.py"]
     assert "shop/prices.py:4-6 function total" in await outside.search_symbol("total")
     assert (await outside.search_symbol("Fresh")).startswith("No definition")
 
 
-async def test_a_time_that_was_set_back_hides_no_edit(index: CodeIndex, sandbox: FolderSandbox) -> None:
+async def test_a_sandbox_without_a_snapshot_is_read_once(sandbox: Counted) -> None:
     await asyncio.sleep(0.1)
-    search = CodeSearch.in_sandbox(sandbox, "/repo", index)
+    search = CodeSearch.in_sandbox(sandbox, sandbox.folder)
+    for _ in range(2):
+        assert (await search.search_symbol("Order.total")).startswith("1 definition")
+    assert (await search.find_references("total")).startswith("85 references")
+    assert (sandbox.commands, len(sandbox.reads)) == (3, 84)
+
+
+async def test_a_time_that_was_set_back_hides_no_edit(index: CodeIndex, sandbox: Counted) -> None:
+    await asyncio.sleep(0.1)
+    search = CodeSearch.in_sandbox(sandbox, sandbox.folder, index)
     script = (
         "touch -r shop/prices.py /tmp/$$ && sed -i s/total/whole/ shop/prices.py && touch -r /tmp/$$ shop/prices.py; rm /tmp/$$"
     )
-    await sandbox.run(["sh", "-c", script], folder="/repo")
+    await sandbox.run(["sh", "-c", script])
     assert (await search.search_symbol("whole")).startswith("1 definition")
 
 
-async def test_bad_input_in_a_sandbox_is_told(index: CodeIndex, sandbox: FolderSandbox) -> None:
-    search = CodeSearch.in_sandbox(sandbox, "/repo", index)
+async def test_bad_input_in_a_sandbox_is_told(index: CodeIndex, sandbox: Counted) -> None:
+    search = CodeSearch.in_sandbox(sandbox, sandbox.folder, index)
     for call in (search.search_text("(a"), search.search_text("a", path="../etc"), search.file_outline("/etc/passwd")):
         with pytest.raises(ToolError):
             await call
-    assert (await search.file_outline("/repo/shop/models.py")).startswith("/repo/shop/models.py: 4 definitions")
+    assert ": 4 definitions" in await search.file_outline(f"{sandbox.folder}/shop/models.py")
