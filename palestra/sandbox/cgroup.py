@@ -3,6 +3,8 @@ allowed itself is never exceeded."""
 
 import os
 import re
+import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -150,11 +152,17 @@ def abandoned() -> list[Path]:
 
 
 def sweep() -> list[Path]:
-    """Remove what dead owners left; what was removed."""
+    """Remove what dead owners left, and end what still runs there; what was removed."""
     gone = []
     for owner in abandoned():
         for group in (path for path in owner.iterdir() if path.is_dir()):
-            _remove(group)
+            for _ in range(100):
+                for pid in _words(group / "cgroup.procs"):
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(int(pid), signal.SIGKILL)
+                if _remove(group):
+                    break
+                time.sleep(0.01)
         if _remove(owner):
             gone.append(owner)
     return gone

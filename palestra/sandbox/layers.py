@@ -25,7 +25,8 @@ SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """What is shown of the base, read-only."""
 SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "localtime")
 """What is copied of its /etc: nothing there is secret, or about this host."""
-FOLDERS = {"etc": 0o755, "var/tmp": 0o1777, "tmp": 0o1777, "run": 0o755, "opt": 0o755, "proc": 0o555, "dev": 0o755}
+FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "home": 0o555, "etc": 0o555, "run": 0o555, "opt": 0o555, "mnt": 0o555}
+FOLDERS |= {"proc": 0o555, "dev": 0o555}
 WRITTEN = {
     "etc/passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nagent:x:{AGENT}:{AGENT}:agent:{HOME}:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -59,7 +60,7 @@ class Layers:
     @cached_property
     def skeleton(self) -> Path:
         """The root folder without what is mounted into it."""
-        digest = hashlib.sha256(repr((WRITTEN, self._owner, self._links())).encode())
+        digest = hashlib.sha256(repr((WRITTEN, FOLDERS, self._owner, self._links())).encode())
         for name in SETTINGS:
             _hash_tree(self._base / "etc" / name, digest)
         place = self.folder / f"skeleton-{digest.hexdigest()[:16]}"
@@ -79,12 +80,11 @@ class Layers:
         return {name: os.readlink(self._base / name) for name in SYSTEM if (self._base / name).is_symlink()}
 
     def _fill(self, root: Path) -> None:
-        for name, mode in FOLDERS.items():
+        for name in FOLDERS:
             (root / name).mkdir(parents=True)
-            (root / name).chmod(mode)
         for name in (WORK, HOME):
             place = root / name[1:]
-            place.mkdir(parents=True)
+            place.mkdir()
             if os.geteuid() == 0:
                 os.chown(place, self._owner, self._owner)
         for _, inside in self.binds:
@@ -95,6 +95,8 @@ class Layers:
             (root / name).write_text(text, encoding="utf-8")
         for name in SETTINGS:
             _copy(self._base / "etc" / name, root / "etc" / name)
+        for name, mode in FOLDERS.items():
+            (root / name).chmod(mode)
         root.chmod(0o555)
 
     def under(self, snapshot: Snapshot) -> list[Path]:

@@ -27,7 +27,6 @@ class Protections:
     seccomp: bool = True
     network_namespace: bool = True
     ipc_namespace: bool = True
-    pid_namespace: bool = True
     clear_environment: bool = True
     own_uid: bool = True
     read_only_system: bool = True

@@ -179,7 +179,7 @@ class Supervisor:
         os.setsid()
         for at, fd in enumerate(fds):
             os.dup2(fd, at, inheritable=True)
-        limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: self.files}
+        limits = {resource.RLIMIT_CORE: 1, resource.RLIMIT_NOFILE: self.files}
         limits |= {
             kind: value for kind, value in ((resource.RLIMIT_DATA, self.data), (resource.RLIMIT_NPROC, self.processes)) if value
         }
@@ -294,7 +294,8 @@ class Supervisor:
         return min((max(0.0, command.due - time.monotonic()) for command in self.live.values()), default=None)
 
     def hear(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.line, 262_144, 3, socket.MSG_CMSG_CLOEXEC)
+        data, beside, _, _ = self.line.recvmsg(262_144, socket.CMSG_LEN(12), socket.MSG_CMSG_CLOEXEC)
+        fds = list(array.array("i", b"".join(rights for _, _, rights in beside)))
         if not data:
             os._exit(0)
         ask, number, milliseconds, argc, _ = struct.unpack_from("<5I", data)

@@ -29,14 +29,18 @@ class Started:
     async def end(self) -> None:
         """Hang up: the kernel kills everything inside, and the mounts go with their last process."""
         self.line.close()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await _readable(self.pidfd)
-        except TimeoutError:
-            os.kill(self.pid, signal.SIGKILL)
-            await _readable(self.pidfd)
+        self.kill()
+        await _readable(self.pidfd)
         os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended
         os.close(self.pidfd)
+
+    def kill(self) -> None:
+        """All of its group: while bwrap is not done, its inner half waits for the outer one for ever."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 async def start(command: Sequence[str]) -> Started:
@@ -53,16 +57,18 @@ async def start(command: Sequence[str]) -> Started:
         theirs.close()
         os.close(saying)
     started = Started(pid, os.pidfd_open(pid), Line(ours))
+    loop = asyncio.get_running_loop()
+    loop.add_reader(started.pidfd, started.line.close)  # it may end before it is ready
     try:
         async with asyncio.timeout(START_SECONDS):
             await started.line.ready
+        loop.remove_reader(started.pidfd)
     except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        started.kill()
         await asyncio.shield(started.end())
         if isinstance(error, TimeoutError | PalestraError):
             text = os.read(said, 65_536).decode(errors="replace").strip()
-            raise InfrastructureError(f"a sandbox did not start: {text or 'it took too long'}") from None
+            raise InfrastructureError(f"a sandbox did not start: {text or 'it was killed, or took too long'}") from None
         raise
     finally:
         os.close(said)
@@ -79,7 +85,7 @@ def _spawn(command: Sequence[str], control: int, errors: int) -> int:
         (os.POSIX_SPAWN_DUP2, high[0], CONTROL),
     ]
     try:
-        return os.posix_spawn(command[0], list(command), {"PATH": os.defpath}, file_actions=actions)
+        return os.posix_spawn(command[0], list(command), {"PATH": os.defpath}, file_actions=actions, setsid=True)
     finally:
         for fd in high:
             os.close(fd)

@@ -56,6 +56,7 @@ class Line:
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = itertools.count(1)
         self._sending = asyncio.Lock()
+        self._room = asyncio.Event()
         self._loop.add_reader(end.fileno(), self._hear)
         self._waiting[0] = self._loop.create_future()  # the first message is nobody's answer: the supervisor is there
         self.ready: asyncio.Future[Answer] = self._waiting[0]
@@ -92,7 +93,7 @@ class Line:
                 except BlockingIOError:
                     await self._writable()
                 except OSError:
-                    self._hang_up()
+                    self.close()
 
     def forget(self, number: int) -> None:
         self._waiting.pop(number, None)
@@ -107,24 +108,25 @@ class Line:
                 return
 
     async def _writable(self) -> None:
-        room = asyncio.Event()
-        self._loop.add_writer(self._socket.fileno(), room.set)
+        self._room.clear()
+        self._loop.add_writer(self._socket.fileno(), self._room.set)
         try:
-            await room.wait()
+            await self._room.wait()
         finally:
             if not self.dead:
                 self._loop.remove_writer(self._socket.fileno())
 
     def _hear(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, REPLY.size, 1, socket.MSG_CMSG_CLOEXEC)
+            data, beside, _, _ = self._socket.recvmsg(REPLY.size, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data, beside = b"", []
         if len(data) != REPLY.size:
-            self._hang_up()
+            self.close()
             return
+        fds = array.array("i", b"".join(rights for _, _, rights in beside))
         kind, number, value, more = REPLY.unpack(data)
         waiting = self._waiting.pop(number, None)
         if waiting is not None and not waiting.done():
@@ -133,17 +135,17 @@ class Line:
             for fd in fds:
                 os.close(fd)
 
-    def _hang_up(self) -> None:
-        self.close()
+    def close(self) -> None:
+        """Hang up. Whoever still waits for an answer hears that there will be none."""
+        if self.dead:
+            return
+        self.dead = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._room.set()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(InfrastructureError("the sandbox died under its command"))
+                future.set_exception(InfrastructureError("the sandbox ended under its command"))
                 future.exception()  # a caller who left does not ask for it
-
-    def close(self) -> None:
-        if not self.dead:
-            self.dead = True
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop.remove_writer(self._socket.fileno())
-            self._socket.close()

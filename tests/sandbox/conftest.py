@@ -12,6 +12,8 @@ from palestra.sandbox.bubblewrap import Bubblewrap
 from palestra.sandbox.limits import Limits
 from palestra.sandbox.local import Local
 
+pytest.register_assert_rewrite(*(f"sandbox.attacks_{topic}" for topic in ("files", "kernel", "network", "processes")))
+
 LIMITS = Limits(memory=128 * 2**20, disk=64 * 2**20, inodes=8192, processes=64)
 NO_BWRAP = None if shutil.which("bwrap") else "bwrap is not installed"
 ABSENT = {"bubblewrap": NO_BWRAP, "slow": NO_BWRAP, "local": None}

@@ -86,7 +86,7 @@ static _Noreturn void become(uint32_t id, char *folder, char **argv, char **envp
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
     for (int i = 0; i < 3; i++) dup2(fds[i], i);
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+    setrlimit(RLIMIT_CORE, &(struct rlimit){1, 1}); /* 1 and not 0: then a handler on the host is not called either */
     bound(RLIMIT_NOFILE, limit_files);
     bound(RLIMIT_DATA, limit_data);
     if (chdir(folder)) {

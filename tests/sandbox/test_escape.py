@@ -1,0 +1,91 @@
+"""Every attack is held by every isolating provider, for root and for an ordinary user; and when a protection is taken away,
+those that it holds succeed."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from sandbox import attacks_files, attacks_kernel, attacks_network, attacks_processes
+from sandbox.arena import ATTACKS, NOTICES, Arena
+from sandbox.ordinary import ROOT, UID, run_as_ordinary_user
+
+from palestra.sandbox import native
+from palestra.sandbox.bubblewrap import Bubblewrap
+from palestra.sandbox.limits import ALL, Limits, Protections
+
+MODULES = (attacks_files, attacks_kernel, attacks_network, attacks_processes)
+"""Imported, they register their attacks."""
+
+LIMITS = Limits(memory=160 * 2**20, disk=48 * 2**20, inodes=4096, processes=48, cpus=0.1)
+UNHINDERED = replace(LIMITS, cpus=4.0)
+"""Most attacks are slow enough as it is."""
+SLOW_TOO = ("stop_or_read_the_supervisor", "run_on_after_the_time_limit", "make_the_file_api_hang", "find_open_descriptors")
+"""What depends on the supervisor, and so is tried on the one in Python as well."""
+
+WITHOUT_REPEATS = "test_held and not compiler or bubblewrap or process_limit or disk_limit or seccomp-make"
+"""What an ordinary user's run tries of all this, on this user's own share of the machine."""
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+
+
+def _provider(name: str, cache: Path, protections: Protections = ALL, slow: bool = False) -> Bubblewrap:
+    limits = LIMITS if name == "take_too_much_of_the_processor" else UNHINDERED
+    return Bubblewrap(limits, cache=cache, protections=protections, engine=native.SLOW if slow else None)
+
+
+async def _fight(name: str, provider: Bubblewrap, folder: Path) -> None:
+    arena = Arena(provider, provider.limits, folder, provider.controllers)
+    try:
+        with arena.set():
+            await ATTACKS[name](arena)
+    finally:
+        await provider.close()
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder of the host that anyone may read, and not below the one that the warden covers."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+async def test_held(name: str, cache: Path, outside: Path) -> None:
+    await _fight(name, _provider(name, cache), outside)
+
+
+@pytest.mark.parametrize("name", SLOW_TOO)
+async def test_held_without_a_compiler(name: str, cache: Path, outside: Path) -> None:
+    await _fight(name, _provider(name, cache, slow=True), outside)
+
+
+NOTICED = [(protection, name) for name, protections in NOTICES.items() for protection in protections]
+
+
+@pytest.mark.parametrize(("protection", "name"), NOTICED, ids=["-".join(pair) for pair in NOTICED])
+async def test_noticed_when_taken_away(protection: str, name: str, cache: Path, outside: Path) -> None:
+    if protection in ("own_uid", "cpu_limit") and os.geteuid() != 0:
+        pytest.skip("an ordinary user has not got it")
+    with pytest.raises(AssertionError):
+        await _fight(name, _provider(name, cache, replace(ALL, **{protection: False})), outside)
+
+
+def test_every_protection_is_noticed_by_somebody() -> None:
+    assert {field.name for field in fields(Protections)} == {protection for protection, _ in NOTICED}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="these are an ordinary user's tests already")
+def test_an_ordinary_user(outside: Path) -> None:
+    home = outside / "home"
+    home.mkdir()
+    os.chown(home, UID, UID)
+    tests = [str(ROOT / "tests" / "sandbox" / name) for name in ("test_escape.py", "test_conformance.py")]
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-k", WITHOUT_REPEATS]
+    done = run_as_ordinary_user([*options, *tests], home, seconds=300)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    assert " passed" in done.stdout
