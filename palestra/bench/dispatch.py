@@ -24,7 +24,7 @@ from palestra.taskset import find_object
 SWEEP_STEPS = 4
 """Steps over which each setting of the published pipeline is tried; the best one then runs them all."""
 
-KV_BUDGET = 1.5
+KV_BUDGET = 1.8
 
 AGENTS = (96, 192, 288, 384, 512)
 JUDGES = (96, 192, 288, 512)
