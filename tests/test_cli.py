@@ -373,3 +373,25 @@ def test_as_a_process_of_its_own(place: Place) -> None:
     bad = palestra("check", "train.toml", "tasks.heldout=task:untyped_tool")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "palestra: tool 'untyped': parameter 'x' has no type hint; write e.g. `x: str`\n"
+
+
+def test_backends_says_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PALESTRA_CACHE", str(tmp_path))
+    assert main(["backends"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "plays given replies" in rows["scripted"]
+    assert "no: palestra backends install tinker" in rows["tinker"]
+    assert "tinker 0.24.1" in rows["tinker"]
+
+
+def test_a_command_says_which_environment_must_first_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PALESTRA_CACHE", str(tmp_path))
+    recipe = Path(__file__).parents[1] / "recipes" / "bridges" / "tinker.toml"
+    for verb in ("train", "eval", "try"):
+        assert main([verb, str(recipe), f"run.folder={tmp_path / 'run'}"]) == 2
+        assert capsys.readouterr().err.endswith("palestra backends install tinker\n")
+    assert not (tmp_path / "run").exists()

@@ -306,3 +306,37 @@ def test_the_shipped_recipes_load() -> None:
     assert recipes
     for recipe in recipes:
         assert configs.load(recipe).tasks.folder == recipe.parent
+
+
+TINKER: dict[str, Any] = {"kind": "tinker", "model": "some/model", "server": "skyrl"}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "right"),
+    [
+        ("sampling", "temperature", 0.7, "1.0 or 0.0"),
+        ("loss", "kind", "gspo", "'importance_sampling' or 'ppo' or 'cispo' or 'cross_entropy'"),
+        ("loss", "dual_clip", 3.0, "unset"),
+        ("loss", "kl", 0.1, "0.0"),
+        ("loss", "truncate", 2.0, "unset"),
+        ("training", "max_grad_norm", 1.0, "inf"),
+        ("training", "staleness", 1, "0"),
+    ],
+)
+def test_what_a_backend_cannot_honour_is_refused_by_name(section: str, key: str, value: object, right: str) -> None:
+    good = BASE | {"backend": TINKER, "training": TRAINING | {"max_grad_norm": float("inf")}}
+    parse(good)
+    bad = good | {section: {**good.get(section, {}), key: value}}
+    with pytest.raises(ConfigError) as error:
+        parse(bad)
+    assert str(error.value).startswith(f"config: {section}.{key} = {value!r}: the backend 'tinker' ")
+    assert str(error.value).endswith(f"; it must be {right}")
+    parse(bad | {"backend": {"kind": "torch"}})
+
+
+def test_what_only_one_server_cannot_honour_is_not_refused_for_the_other() -> None:
+    parse(BASE | {"backend": TINKER | {"server": "tinker"}, "training": TRAINING | {"staleness": 1}})
+
+
+def test_a_knob_of_a_section_that_is_not_there_is_not_asked_for() -> None:
+    assert parse(BASE | {"backend": TINKER}).training is None

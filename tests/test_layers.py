@@ -122,6 +122,14 @@ ORDER = (
     "palestra.backends.torch.trainer",
     "palestra.backends.torch.model",
     "palestra.backends.torch.opening",
+    "palestra.backends.tinker",
+    "palestra.backends.tinker.datum",
+    "palestra.backends.tinker.calls",
+    "palestra.backends.tinker.sampler",
+    "palestra.backends.tinker.trainer",
+    "palestra.backends.tinker.opening",
+    "palestra.backends.tinker.serving",
+    "palestra.backends.tinker.engine",
     "palestra.backends.opening",
     "palestra.statistics",
     "palestra.evaluation",
@@ -164,7 +172,8 @@ MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.openin
 """They open what a command or a config names, and so may import anything inside a function."""
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
-MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.bench")
+HEAVY |= {"tinker", "skyrl", "jax"}
+MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bench")
 
 
 def _modules() -> dict[str, Path]:

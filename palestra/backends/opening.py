@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from palestra.config import Config, Scripted
+from palestra.config import Config, Scripted, Tinker
 from palestra.protocols import Renderer, Sampler, Trainer
 
 
@@ -23,6 +23,11 @@ async def open_backend(config: Config, training: bool) -> AsyncIterator[Opened]:
 
         async with open_scripted(config.backend, config.tasks.folder) as (player, played):
             yield Opened(player, played, None)
+    elif isinstance(config.backend, Tinker):
+        from palestra.backends.tinker.opening import open_tinker
+
+        async with open_tinker(config, config.backend, training) as (remote, rendered, taught):
+            yield Opened(remote, rendered, taught)
     else:
         from palestra.backends.torch.opening import open_torch
 

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.advantage import Estimator, SegmentWeight
-from palestra.config.backend import Backend, Scripted, Torch, refuse_what_cannot_be_honoured
+from palestra.config.backend import Backend, Scripted, Tinker, Torch, refuse_what_cannot_be_honoured
 from palestra.config.dispatch import (
     AnyDispatch,
     BatchDispatch,
@@ -46,6 +46,7 @@ __all__ = [
     "Scripted",
     "StreamDispatch",
     "Tasks",
+    "Tinker",
     "Torch",
     "Training",
     "WarmStart",

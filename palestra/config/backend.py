@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,7 +36,11 @@ class BackendSection(Section):
     environment: ClassVar[str | None] = None
     """The environment of its own that it runs in, by its name in `environments.py`."""
     only: ClassVar[tuple[Only, ...]] = ()
-    """What it cannot honour: such a config is refused when it is loaded."""
+    """What it cannot honour: a config with any other value is refused when it is loaded."""
+
+    def limits(self) -> tuple[Only, ...]:
+        """That, and what more its own keys rule out."""
+        return self.only
 
 
 class Lora(Section):
@@ -78,14 +83,52 @@ class Scripted(BackendSection):
     thinking: Literal["keep", "off"] = "off"
 
 
-AnyBackend = Torch | Scripted
+class Tinker(BackendSection):
+    """The Tinker API: the hosted service, or any server that speaks it."""
+
+    kind: Literal["tinker"]
+    model: Model
+    """The base model, as the server knows it."""
+    tokenizer: Model | None = None
+    """The folder or hub name of its tokenizer, where that is not the model's own."""
+    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
+    thinking: Literal["keep", "off"] = "off"
+    base_url: str | None = None
+    """The server's address; when not given, the hosted service's."""
+    server: Literal["tinker", "skyrl"] = "tinker"
+    """How the server sums up a loss: as the hosted service does, or as SkyRL's does."""
+    rank: PositiveInt = 16
+    """Of the LoRA adapter."""
+    seconds: PositiveFloat = 300.0
+    """How long to wait for one answer."""
+
+    environment: ClassVar[str | None] = "tinker"
+    only: ClassVar[tuple[Only, ...]] = (
+        Only("sampling.temperature", (1.0, 0.0), "gives logprobs at temperature 1 whatever it samples at"),
+        Only("loss.kind", ("importance_sampling", "ppo", "cispo", "cross_entropy"), "has no such loss"),
+        Only("loss.dual_clip", (None,), "clips once"),
+        Only("loss.kl", (0.0,), "knows no reference"),
+        Only("loss.truncate", (None,), "does not tell sampler and trainer apart"),
+    )
+
+    def limits(self) -> tuple[Only, ...]:
+        if self.server == "tinker":
+            return self.only
+        return (
+            *self.only,
+            Only("training.max_grad_norm", (inf,), 'does not clip gradients with server = "skyrl"'),
+            Only("training.staleness", (0,), 'has one set of weights to sample and to train with server = "skyrl"'),
+        )
+
+
+AnyBackend = Torch | Scripted | Tinker
 
 Backend = Annotated[AnyBackend, Field(discriminator="kind")]
 
 
 def refuse_what_cannot_be_honoured(backend: AnyBackend, value_of: Callable[[str], Any]) -> None:
     """`value_of` gives the value of a key such as `loss.kl`, or None where its section is not there."""
-    for knob in backend.only:
+    for knob in backend.limits():
         value = value_of(knob.key)
         if value is not None and value not in knob.values:
             right = " or ".join("unset" if v is None else repr(v) for v in knob.values)
