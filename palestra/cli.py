@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     race.add_argument("--overhead", action="store_true", help="instead of a race: what dispatching 100,000 empty rollouts costs")
     race.add_argument("--pictures", type=Path, metavar="FOLDER", help="instead of a race: draw each schedule")
     race.set_defaults(verb=_bench_dispatch)
+    boxes = benches.add_parser("sandbox", help="sandboxes against a bare process, a bare bwrap and podman; what is left behind")
+    boxes.add_argument("--crowd", type=int, default=1000, metavar="N", help="how many are alive at once; 1000 by default")
+    boxes.add_argument("--cycles", type=int, default=1000, metavar="N", help="how many come and go; 1000 by default")
+    boxes.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    boxes.set_defaults(verb=_bench_sandbox)
     return parser
 
 
@@ -220,6 +225,15 @@ def _bench_dispatch(options: argparse.Namespace) -> int:
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"--steps {options.steps}: give 1 or more")
     _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps))
+    return 0
+
+
+def _bench_sandbox(options: argparse.Namespace) -> int:
+    from palestra.bench.sandbox import bench_sandbox
+
+    if options.crowd < 1 or options.cycles < 1:
+        raise UsageError("--crowd and --cycles: give 1 or more")
+    _write_json(options.json, bench_sandbox(Console(soft_wrap=True, highlight=False), options.crowd, options.cycles))
     return 0
 
 
