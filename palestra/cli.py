@@ -92,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     search = benches.add_parser("search", help="code search on Django, beside ripgrep and universal-ctags")
     search.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
     search.set_defaults(verb=_bench_search)
+    boxes = benches.add_parser("sandbox", help="sandboxes against a bare process, a bare bwrap and podman; what is left behind")
+    boxes.add_argument("--crowd", type=int, default=1000, metavar="N", help="how many are alive at once; 1000 by default")
+    boxes.add_argument("--cycles", type=int, default=1000, metavar="N", help="how many come and go; 1000 by default")
+    boxes.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    boxes.set_defaults(verb=_bench_sandbox)
     return parser
 
 
@@ -277,6 +282,15 @@ def _bench_search(options: argparse.Namespace) -> int:
     from palestra.bench.search import bench_search
 
     _write_json(options.json, bench_search(Console(soft_wrap=True, highlight=False)))
+    return 0
+
+
+def _bench_sandbox(options: argparse.Namespace) -> int:
+    from palestra.bench.sandbox import bench_sandbox
+
+    if options.crowd < 1 or options.cycles < 1:
+        raise UsageError("--crowd and --cycles: give 1 or more")
+    _write_json(options.json, bench_sandbox(Console(soft_wrap=True, highlight=False), options.crowd, options.cycles))
     return 0
 
 

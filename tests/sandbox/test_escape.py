@@ -2,6 +2,7 @@
 those that it holds succeed."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -73,6 +74,14 @@ async def test_noticed_when_taken_away(protection: str, name: str, cache: Path, 
         pytest.skip("an ordinary user has not got it")
     with pytest.raises(AssertionError):
         await _fight(name, _provider(name, cache, replace(ALL, **{protection: False})), outside)
+
+
+def test_the_docs_say_which_attack_notices_what() -> None:
+    page = (ROOT / "docs" / "sandbox.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`.*`) \|$", page, re.M))
+    said = {protection: sorted(re.findall(r"`(\w+)`", names)) for protection, names in rows.items()}
+    assert said == {protection: sorted(name for each, name in NOTICED if each == protection) for protection, _ in NOTICED}
+    assert f"{len(ATTACKS)} attacks" in page
 
 
 def test_every_protection_is_noticed_by_somebody() -> None:
