@@ -116,7 +116,7 @@ def _kind(section: type[config.Section]) -> str:
     return str(kind)
 
 
-SECTIONS = list(_sections(config.Config, ""))
+SECTIONS = list(dict.fromkeys(_sections(config.Config, "")))  # several backends have a [backend.lora]
 
 
 def _rows(heading: str) -> Mapping[str, tuple[str, str]]:
@@ -145,7 +145,7 @@ def test_the_reference_has_no_other_section() -> None:
 
 
 def _default(field: FieldInfo) -> str:
-    match field.default:
+    match field.get_default(call_default_factory=True):
         case _ if field.is_required():
             return "*required*"
         case None:

@@ -132,6 +132,23 @@ ORDER = (
     "palestra.warm_start",
     "palestra.learner",
     "palestra.training",
+    "palestra.bridges",
+    "palestra.bridges.verl",
+    "palestra.bridges.verl.scene",
+    "palestra.bridges.verl.rows",
+    "palestra.bridges.verl.settings",
+    "palestra.bridges.verl.record",
+    "palestra.bridges.verl.watching",
+    "palestra.bridges.verl.desk",
+    "palestra.bridges.verl.sampler",
+    "palestra.bridges.verl.loop",
+    "palestra.bridges.verl.dataset",
+    "palestra.bridges.verl.estimator",
+    "palestra.bridges.verl.trainer_hooks",
+    "palestra.bridges.verl.cpu.platform",
+    "palestra.bridges.verl.cpu.server",
+    "palestra.bridges.verl.cpu",
+    "palestra.bridges.verl.driving",
     "palestra.lab",
     "palestra.lab.clock",
     "palestra.lab.workload",
@@ -164,7 +181,7 @@ MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.openin
 """They open what a command or a config names, and so may import anything inside a function."""
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
-MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.bench")
+MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.bridges.verl", "palestra.bench")
 
 
 def _modules() -> dict[str, Path]:

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.advantage import Estimator, SegmentWeight
-from palestra.config.backend import Backend, Scripted, Torch, refuse_what_cannot_be_honoured
+from palestra.config.backend import Backend, Scripted, Torch, Verl, refuse_what_cannot_be_honoured
 from palestra.config.dispatch import (
     AnyDispatch,
     BatchDispatch,
@@ -48,6 +48,7 @@ __all__ = [
     "Tasks",
     "Torch",
     "Training",
+    "Verl",
     "WarmStart",
     "dump",
     "load",
