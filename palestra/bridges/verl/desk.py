@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 
 from palestra.protocols import Dispatcher
 from palestra.rollout import Rollout
 
 
 class Desk:
-    """One for each event loop. The limits of the config's [dispatch] hold in each of verl's agent-loop workers."""
+    """One for each event loop. The limits of the config's [dispatch] hold in each of verl's agent-loop workers. The rollouts run
+    within `surroundings`, such as the provider of their sandboxes."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, surroundings: AbstractAsyncContextManager[object]) -> None:
         self._arrived: asyncio.Queue[Rollout] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._work = asyncio.create_task(self._serve(dispatcher))
+        self._work = asyncio.create_task(self._serve(dispatcher, surroundings))
 
     async def through(self, rollout: Rollout) -> None:
         """All stages of the rollout, when it is its turn. Raises what ended the stream for everybody."""
@@ -24,9 +25,9 @@ class Desk:
         self._arrived.put_nowait(rollout)
         await ended
 
-    async def _serve(self, dispatcher: Dispatcher) -> None:
+    async def _serve(self, dispatcher: Dispatcher, surroundings: AbstractAsyncContextManager[object]) -> None:
         try:
-            async with aclosing(self._source()) as source, dispatcher.stream(source) as stream:
+            async with surroundings, aclosing(self._source()) as source, dispatcher.stream(source) as stream:
                 async for rollout in stream:
                     self._waiting.pop(id(rollout)).set_result(None)
         except BaseException as error:

@@ -17,7 +17,7 @@ import ray
 import torch
 from omegaconf import OmegaConf, open_dict
 
-from palestra import collect, taskset
+from palestra import collect, sandboxes, taskset
 from palestra.backends.torch import model
 from palestra.bridges.verl.record import Record
 from palestra.bridges.verl.scene import RECORD
@@ -27,6 +27,7 @@ from palestra.config import Config, Training, Verl
 from palestra.errors import ConfigError, PalestraError
 from palestra.report import Reporter
 from palestra.runs import RunFolder, free_name
+from palestra.sandbox.opening import make_provider
 from palestra.task import AnyTask
 from palestra.training import task_sets
 from palestra.trajectory import Key, Phase, Trajectory
@@ -51,7 +52,8 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
     log = free_name(run.path / "verl-metrics")
     variables = _variables(config.backend, gpu, log)
     os.environ.update(variables)  # before anything imports verl
-    whole = verl_config(keys | {"trainer.val_before_train": done == 0}, config.backend.overrides)
+    # The evaluation after the last step is verl's last act, and may be all that is missing.
+    whole = verl_config(keys | {"trainer.val_before_train": done in (0, plan.steps)}, config.backend.overrides)
     asyncio.run(_prepare(config, plan, tasks, heldout, run))
     started = time.monotonic()
     with _cluster(config.backend, gpu, variables) as logs:
@@ -62,7 +64,7 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
         if not _drive(whole, watch, logs, run, stopping):
             reporter.stopped(run.path, steps_behind(run))
             return {"stopped": True, "steps": steps_behind(run)}
-        return _summarise(config, plan, run, watch, done, time.monotonic() - started)
+        return _summarise(plan, run, watch, time.monotonic() - started)
 
 
 def steps_behind(run: RunFolder) -> int:
@@ -90,7 +92,7 @@ async def _prepare(config: Config, plan: Training, tasks: list[AnyTask], heldout
     """All tasks of the run, here and once: its workers are processes that know nothing of each other."""
     steps = (taskset.batch(tasks, step, plan.groups, config.run.seed) for step in range(plan.steps))
     used = {task.id: task for batch in [*steps, heldout] for task in batch}
-    async with asyncio.TaskGroup() as group:
+    async with sandboxes.provided(lambda: make_provider(config.sandbox)), asyncio.TaskGroup() as group:
         for task in used.values():
             group.create_task(collect.prepare(task, run.cache))
 
@@ -169,7 +171,7 @@ class _Remote:
         return ray.get(self._record.evaluation.remote(phase, step))  # type: ignore[no-any-return]
 
 
-def _summarise(config: Config, plan: Training, run: RunFolder, watch: Watch, done: int, seconds: float) -> dict[str, Any]:
+def _summarise(plan: Training, run: RunFolder, watch: Watch, seconds: float) -> dict[str, Any]:
     base = watch.results.get(0) or watch.evaluate(0)
     final = watch.results.get(plan.steps) or watch.evaluate(plan.steps)
     trained = run.checkpoints / f"global_step_{plan.steps}" / "actor"

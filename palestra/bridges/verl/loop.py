@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from palestra import dispatch
+from palestra import dispatch, sandboxes
 from palestra.bridges.verl.desk import Desk
 from palestra.bridges.verl.rows import Row, rows, versions
 from palestra.bridges.verl.sampler import VerlSampler
@@ -22,6 +22,7 @@ from palestra.errors import PalestraError, UsageError
 from palestra.policy import TokenPolicy
 from palestra.protocols import Policy, Sampling
 from palestra.rollout import OpenPolicy, Rollout, describe, seed_of
+from palestra.sandbox.opening import make_provider
 from palestra.trajectory import Key, Trajectory
 
 
@@ -124,4 +125,4 @@ def _key(fields: dict[str, Any]) -> Key:
 
 @cache
 def _desk(scene: Scene, loop: asyncio.AbstractEventLoop) -> Desk:
-    return Desk(dispatch.make(scene.config.dispatch, None))
+    return Desk(dispatch.make(scene.config.dispatch, None), sandboxes.provided(lambda: make_provider(scene.config.sandbox)))

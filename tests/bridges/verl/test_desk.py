@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -62,7 +62,7 @@ def rollout(index: int, wrong: bool = False) -> Rollout:
 
 async def test_every_rollout_ends_and_no_more_run_at_once_than_the_dispatcher_allows() -> None:
     OPEN.update(now=0, most=0)
-    desk = Desk(Bounded(3))
+    desk = Desk(Bounded(3), nullcontext())
     rollouts = [rollout(index) for index in range(20)]
     await asyncio.gather(*(desk.through(one) for one in rollouts))
     assert [one.trajectory.reward for one in rollouts] == [1.0] * 20
@@ -70,7 +70,7 @@ async def test_every_rollout_ends_and_no_more_run_at_once_than_the_dispatcher_al
 
 
 async def test_what_the_user_has_to_mend_reaches_everybody() -> None:
-    desk = Desk(Bounded(1))
+    desk = Desk(Bounded(1), nullcontext())
     waiting = [asyncio.create_task(desk.through(rollout(index, wrong=True))) for index in range(3)]
     done = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(error, TaskError) for error in done)
