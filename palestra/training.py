@@ -37,10 +37,7 @@ async def train(
     """Train, or go on training, and return the summary that is also written to the run's folder."""
     if config.training is None:
         raise ConfigError("the section [training] is missing; `palestra eval` needs none")
-    tasks, heldout = taskset.load(config.tasks, "train"), _heldout(config)
-    _refuse_overlap(tasks, heldout)
-    if config.training.groups > len(tasks):
-        raise ConfigError(f"training.groups = {config.training.groups} is more than the {len(tasks)} tasks of tasks.train")
+    tasks, heldout = task_sets(config, config.training)
     # The ledger comes last: where the backend cannot be opened, no run has begun.
     async with open_backend(config, training=True) as backend:
         if backend.trainer is None:
@@ -245,6 +242,15 @@ class _Training:
 
 def sampling_of(config: Config) -> Sampling:
     return Sampling(config.sampling.temperature, config.sampling.max_tokens)
+
+
+def task_sets(config: Config, plan: Training) -> tuple[list[AnyTask], list[AnyTask]]:
+    """The tasks to train on and those to evaluate on, which no training may see."""
+    tasks, heldout = taskset.load(config.tasks, "train"), _heldout(config)
+    _refuse_overlap(tasks, heldout)
+    if plan.groups > len(tasks):
+        raise ConfigError(f"training.groups = {plan.groups} is more than the {len(tasks)} tasks of tasks.train")
+    return tasks, heldout
 
 
 def _heldout(config: Config) -> list[AnyTask]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from palestra import environments, sandboxes
-from palestra.config import Config, load
+from palestra.config import Config, Verl, load
 from palestra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ def train(
         environments.require(resolved.backend.environment)
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
     with closing(Reporter(resolved, run, quiet)) as reporter, _draining() as stopping:
+        if isinstance(resolved.backend, Verl):
+            from palestra.bridges.verl.driving import train as drive_verl
+
+            return _run(asyncio.to_thread(drive_verl, resolved, run, reporter, stopping))
         return _run(_with_sandboxes(resolved, training.train(resolved, run, reporter, stopping)))
 
 

@@ -116,7 +116,7 @@ def _kind(section: type[config.Section]) -> str:
     return str(kind)
 
 
-SECTIONS = list(_sections(config.Config, ""))
+SECTIONS = list(dict.fromkeys(_sections(config.Config, "")))  # several backends have a [backend.lora]
 
 
 def _rows(heading: str) -> Mapping[str, tuple[str, str]]:

@@ -140,6 +140,23 @@ ORDER = (
     "palestra.warm_start",
     "palestra.learner",
     "palestra.training",
+    "palestra.bridges",
+    "palestra.bridges.verl",
+    "palestra.bridges.verl.scene",
+    "palestra.bridges.verl.rows",
+    "palestra.bridges.verl.settings",
+    "palestra.bridges.verl.record",
+    "palestra.bridges.verl.watching",
+    "palestra.bridges.verl.desk",
+    "palestra.bridges.verl.sampler",
+    "palestra.bridges.verl.loop",
+    "palestra.bridges.verl.dataset",
+    "palestra.bridges.verl.estimator",
+    "palestra.bridges.verl.trainer_hooks",
+    "palestra.bridges.verl.cpu.platform",
+    "palestra.bridges.verl.cpu.server",
+    "palestra.bridges.verl.cpu",
+    "palestra.bridges.verl.driving",
     "palestra.lab",
     "palestra.lab.clock",
     "palestra.lab.workload",
@@ -173,7 +190,7 @@ MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.openin
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
 HEAVY |= {"tinker", "skyrl", "jax"}
-MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bench")
+MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bridges.verl", "palestra.bench")
 
 
 def _modules() -> dict[str, Path]:

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from palestra.config import Config, Scripted, Tinker
+from palestra.config import Config, Scripted, Tinker, Verl
+from palestra.errors import ConfigError
 from palestra.protocols import Renderer, Sampler, Trainer
 
 
@@ -28,6 +29,11 @@ async def open_backend(config: Config, training: bool) -> AsyncIterator[Opened]:
 
         async with open_tinker(config, config.backend, training) as (remote, rendered, taught):
             yield Opened(remote, rendered, taught)
+    elif isinstance(config.backend, Verl):
+        raise ConfigError(
+            "the backend 'verl' only trains; evaluate what it learned with backend.kind = \"torch\" and "
+            "backend.model = RUN/checkpoints/global_step_N/actor/huggingface"
+        )
     else:
         from palestra.backends.torch.opening import open_torch
 

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.advantage import Estimator, SegmentWeight
-from palestra.config.backend import Backend, Scripted, Tinker, Torch, refuse_what_cannot_be_honoured
+from palestra.config.backend import Backend, Scripted, Tinker, Torch, Verl, refuse_what_cannot_be_honoured
 from palestra.config.dispatch import (
     AnyDispatch,
     BatchDispatch,
@@ -49,6 +49,7 @@ __all__ = [
     "Tinker",
     "Torch",
     "Training",
+    "Verl",
     "WarmStart",
     "dump",
     "load",

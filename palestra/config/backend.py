@@ -121,7 +121,49 @@ class Tinker(BackendSection):
         )
 
 
-AnyBackend = Torch | Scripted | Tinker
+class Verl(BackendSection):
+    """verl drives us: its trainer samples on its own servers, through our agent, and takes the gradients."""
+
+    environment: ClassVar[str | None] = "verl"
+    only: ClassVar[tuple[Only, ...]] = (
+        Only("loss.kind", ("importance_sampling", "ppo", "gspo", "cispo"), "trains by RL only"),
+        Only("training.segment_weight", ("segment",), "counts every segment as one sequence"),
+        Only("training.staleness", (0,), "is driven on-policy"),
+        Only("training.refill", (False,), "takes the groups of a step as they are"),
+        Only("training.oversample", (1.0,), "waits for every group of a step"),
+        Only("training.shuffle_rewards", (False,), "computes advantages from the rewards of their own attempts"),
+        Only("warm_start", (None,), "has no supervised steps in a run"),
+    )
+
+    kind: Literal["verl"]
+    model: Model
+    """A folder or a hub name."""
+    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
+    thinking: Literal["keep", "off"] = "off"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    threads: NonNegativeInt = 0
+    """CPU threads of each process; 0 leaves it to Ray, which gives them one."""
+    train: Literal["lora", "full"] = "lora"
+    """Train an adapter, or all weights."""
+    lora: Lora = Lora()
+    pack_tokens: PositiveInt = 16_384
+    """Tokens of one training pass on one device."""
+    gpus: PositiveInt = 1
+    """GPUs of each node; without any, so many processes on the CPU."""
+    nodes: PositiveInt = 1
+    server: Literal["auto", "vllm", "sglang", "embedded"] = "auto"
+    """What samples: vLLM or SGLang on GPUs, our own sampler where there is none."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one server."""
+    workers: PositiveInt = 1
+    """Processes that run agents; the limits of [dispatch] hold in each."""
+    stall_seconds: PositiveFloat = 1800.0
+    """When no rollout has ended for so long, the run ends with an error."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """verl's own keys, such as "actor_rollout_ref.rollout.gpu_memory_utilization", for what has no key here."""
+
+
+AnyBackend = Torch | Scripted | Tinker | Verl
 
 Backend = Annotated[AnyBackend, Field(discriminator="kind")]
 
