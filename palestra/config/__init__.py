@@ -23,6 +23,7 @@ from palestra.config.dispatch import (
 )
 from palestra.config.hints import Hints
 from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, LocalSandbox, Sandbox
+from palestra.config.hints import Hints
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.errors import ConfigError
 from palestra.trajectory import Stop
@@ -38,6 +39,7 @@ __all__ = [
     "Evaluation",
     "Hints",
     "LocalSandbox",
+    "Hints",
     "Loss",
     "PipelineDispatch",
     "Report",
