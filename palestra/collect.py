@@ -17,7 +17,7 @@ from palestra.ledger import Ledger
 from palestra.pace import Pace
 from palestra.policy import TokenPolicy
 from palestra.protocols import Dispatcher, Policy, Renderer, Sampler, Sampling
-from palestra.rollout import OpenPolicy, Patience, Rollout, at_once, seed_of
+from palestra.rollout import OpenPolicy, OpenTools, Patience, Rollout, at_once, no_more_tools, seed_of
 from palestra.task import AnyTask
 from palestra.trajectory import Group, Key, Phase, Stage, Trajectory
 
@@ -59,6 +59,7 @@ class Collector:
     cache: Path
     patience: Patience = field(default_factory=Patience)
     hints: Hints | None = None
+    open_tools: OpenTools = no_more_tools
     stopping: Callable[[], bool] = lambda: False
     """Once true, no further rollout starts; those under way come to their end."""
     on_trajectory: Callable[[Trajectory], None] = lambda _: None
@@ -152,6 +153,7 @@ class Collector:
             may_run=may_run,
             expected_tokens=self.context,
             hints=self.hints_for(key),
+            open_tools=self.open_tools,
         )
 
     def hints_for(self, key: Key) -> Hints | None:

@@ -7,7 +7,7 @@ task did is not. A dispatcher only decides when.
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from palestra.errors import InfrastructureError, UsageError
 from palestra.hints import Hints
 from palestra.protocols import Policy, StagedRollout
 from palestra.task import AnyTask, as_score
-from palestra.tool import Toolbox
+from palestra.tool import AnyTool, Toolbox
 from palestra.trajectory import Failure, FailureKind, Key, Span, Stage, Trajectory, now
 
 STAGES: tuple[Stage, ...] = ("init", "run", "reward")
@@ -29,6 +29,9 @@ PARTS, PART_SECONDS = 32, 1.0
 
 OpenPolicy = Callable[[int], AbstractAsyncContextManager[Policy]]
 """Opens the policy for one rollout, given its sampling seed."""
+
+OpenTools = Callable[[AsyncExitStack], Awaitable[Sequence[AnyTool]]]
+"""Opens, on a rollout's stack, tools that its agent gets besides those of its task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ async def at_once() -> bool:
     return True
 
 
+async def no_more_tools(stack: AsyncExitStack) -> Sequence[AnyTool]:
+    return ()
+
+
 class Rollout:
     def __init__(
         self,
@@ -67,6 +74,7 @@ class Rollout:
         expected_tokens: int = 0,
         watch: agent.Watch = lambda _: None,
         hints: Hints | None = None,
+        open_tools: OpenTools = no_more_tools,
     ) -> None:
         self.task, self.key = task, key
         self.trajectory = Trajectory(task.id, key.index)
@@ -74,10 +82,11 @@ class Rollout:
         self.rest = 0.0
         self.expected_tokens = expected_tokens
         self._open_policy, self._limits, self._seed, self._watch = open_policy, limits, seed, watch
-        self._patience, self._may_run, self._hints = patience, may_run, hints
+        self._patience, self._may_run, self._hints, self._open_tools = patience, may_run, hints, open_tools
         self._runtime = AsyncExitStack()
         self._open = False
         self._env: Any = None
+        self._more_tools: Sequence[AnyTool] = ()
         self._artifact: Any = None
         self._working: asyncio.Task[Any] | None = None
         self._abandoned = self._cancelled_itself = False
@@ -173,9 +182,10 @@ class Rollout:
         self._open = True
         async with _within(self._patience.init_seconds, "setup()", "dispatch.init_seconds"):
             self._env = await self.task.setup(self._runtime)
+            self._more_tools = await self._open_tools(self._runtime)
 
     async def _run(self) -> None:
-        tools = Toolbox(self.task.tools(self._env))
+        tools = Toolbox([*self.task.tools(self._env), *self._more_tools])
         async with self._open_policy(self._seed) as policy:
             prompt = self.task.prompt(self._env)
             await agent.run(policy, prompt, tools, self._limits, self.trajectory, self._watch, self._hints)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from palestra.errors import TaskError
 from palestra.message import JSON, Message
+from palestra.tool import AnyTool
 from palestra.trajectory import Trajectory
 
 Env = TypeVar("Env")
@@ -52,7 +53,7 @@ class Task(Generic[Env, Artifact]):
         """The messages that begin the run."""
         raise NotImplementedError(f"{type(self).__name__} has no prompt()")
 
-    def tools(self, env: Env) -> Sequence[Callable[..., object]]:
+    def tools(self, env: Env) -> Sequence[Callable[..., object] | AnyTool]:
         """The functions that the agent may call."""
         raise NotImplementedError(f"{type(self).__name__} has no tools()")
 

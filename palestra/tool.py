@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import pydantic
 
@@ -42,6 +42,27 @@ class Rewrite:
 
 
 Outcome = Content | Finish | Rewrite
+
+
+@runtime_checkable
+class AnyTool(Protocol):
+    """What an agent is given. A `Tool` is a function of this process; those of MCP servers are elsewhere."""
+
+    @property
+    def name(self) -> str: ...
+
+    def schema(self, strict: bool = False) -> Schema: ...
+
+    async def call(self, arguments: Mapping[str, JSON]) -> Outcome: ...
+
+
+def function_schema(name: str, description: str, parameters: Schema, strict: bool = False) -> Schema:
+    """A tool as OpenAI's `tools` JSON. In strict mode every property is required, and optional ones may be null."""
+    function: Schema = {"name": name, "description": description}
+    function["parameters"] = _strict(parameters) if strict else parameters
+    if strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
@@ -95,12 +116,7 @@ class Tool:
         return schema
 
     def schema(self, strict: bool = False) -> Schema:
-        """The tool as OpenAI's `tools` JSON. In strict mode every property is required, and optional ones may be null."""
-        function: Schema = {"name": self.name, "description": self.description}
-        function["parameters"] = _strict(self.parameters) if strict else self.parameters
-        if strict:
-            function["strict"] = True
-        return {"type": "function", "function": function}
+        return function_schema(self.name, self.description, self.parameters, strict)
 
     def bind(self, arguments: Mapping[str, JSON]) -> dict[str, Any]:
         """The arguments as Python values: coerced and checked. A `ToolError` says what is wrong with each."""
@@ -141,10 +157,10 @@ class Tool:
 class Toolbox:
     """The tools of one rollout, by name."""
 
-    def __init__(self, functions: Iterable[Callable[..., object] | Tool]) -> None:
-        self._tools: dict[str, Tool] = {}
+    def __init__(self, functions: Iterable[Callable[..., object] | AnyTool]) -> None:
+        self._tools: dict[str, AnyTool] = {}
         for function in functions:
-            tool = function if isinstance(function, Tool) else Tool.of(function)
+            tool = function if isinstance(function, AnyTool) else Tool.of(function)
             if tool.name in self._tools:
                 raise ToolDefinitionError(f"two tools are named {tool.name!r}; rename one of the functions")
             self._tools[tool.name] = tool

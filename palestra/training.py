@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,6 +28,7 @@ from palestra.report import Reporter
 from palestra.rollout import Patience
 from palestra.runs import RunFolder
 from palestra.task import AnyTask
+from palestra.tools.mcp import open_tools
 from palestra.trajectory import Phase
 from palestra.warm_start import warm_start
 
@@ -75,6 +77,7 @@ def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFold
         seed=config.run.seed,
         cache=run.cache,
         hints=hints.make(config.hints, config.agent.turns, config.agent.context, backend.renderer),
+        open_tools=partial(open_tools, config.tools),
         patience=Patience(
             config.dispatch.init_seconds, config.dispatch.reward_seconds, config.dispatch.retries, config.dispatch.backoff
         ),

@@ -58,6 +58,7 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
                 config.run.seed,
                 watch=lambda message: _show(console, message),
                 hints=collector.hints_for(key),
+                open_tools=collector.open_tools,
             )
             await run_through(rollout)
     trajectory = rollout.trajectory

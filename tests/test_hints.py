@@ -54,7 +54,7 @@ def edit(path: str, old: str, new: str) -> str:
 
 def search_symbol(name: str) -> str:
     """Search."""
-    return f"No symbol found for {name}" if "nothing" in name else f"{name} is at a.py:3"
+    return f"No definition of {name!r} (3 source files searched)." if "nothing" in name else f"{name} is at a.py:3"
 
 
 def finish(answer: str, changed: bool | None = None) -> Finish:
@@ -341,7 +341,7 @@ async def test_with_real_tools_on_a_real_repository(renderer: Renderer, tmp_path
         calling(("edit", {"path": "a.py", "old": "a= 1", "new": "a = 2"})),
         calling(("edit", {"path": "a.py", "old": "a = 1", "new": "a = 2"})),
         calling(("finish", {})),
-        tools=workspace.tools,
+        tools=workspace.tools(),
     )
     assert trajectory.stop == "finish"
     assert fired(trajectory) == [(0, "no_change"), (3, "edits")]

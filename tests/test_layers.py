@@ -25,6 +25,7 @@ ORDER = (
     "palestra.config.dispatch",
     "palestra.config.sandbox",
     "palestra.config.hints",
+    "palestra.config.tools",
     "palestra.config",
     "palestra.protocols",
     "palestra.sandbox",
@@ -73,6 +74,8 @@ ORDER = (
     "palestra.tools.shell",
     "palestra.tools.edit",
     "palestra.tools.workspace",
+    "palestra.tools.mcp",
+    "palestra.tools.serving",
     "palestra.render.tokenizer",
     "palestra.render.content",
     "palestra.render.calls",
@@ -189,7 +192,7 @@ MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.openin
 """They open what a command or a config names, and so may import anything inside a function."""
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
-HEAVY |= {"tinker", "skyrl", "jax"}
+HEAVY |= {"tinker", "skyrl", "jax", "mcp"}
 MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bridges.verl", "palestra.bench")
 
 

@@ -68,7 +68,7 @@ class Costly(Task[Any, Any]):
         return self.inner.prompt(env)
 
     def tools(self, env: Any) -> Sequence[Callable[..., object]]:
-        return [_slow(tool) for tool in self.inner.tools(env)]
+        return [_slow(tool) for tool in self.inner.tools(env) if callable(tool)]
 
     async def score(self, artifact: Any, trajectory: Trajectory, stack: AsyncExitStack) -> float | Score:
         await asyncio.sleep(REWARD_WAIT)

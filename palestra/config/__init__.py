@@ -25,6 +25,7 @@ from palestra.config.hints import Hints
 from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, LocalSandbox, Sandbox
 from palestra.config.hints import Hints
 from palestra.config.section import Located, Section, read_toml, validated
+from palestra.config.tools import Tools
 from palestra.errors import ConfigError
 from palestra.trajectory import Stop
 
@@ -49,6 +50,7 @@ __all__ = [
     "StreamDispatch",
     "Tasks",
     "Tinker",
+    "Tools",
     "Torch",
     "Training",
     "Verl",
@@ -183,6 +185,7 @@ class Config(Section):
     tasks: Tasks
     agent: Agent = Agent()
     sampling: Sampling = Sampling()
+    tools: Tools = Tools()
     hints: Hints = Hints()
     backend: Backend = Torch()
     loss: Loss = Loss()

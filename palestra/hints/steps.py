@@ -20,9 +20,7 @@ _WRITES = re.compile(
     r"\bsed\b[^|;&\n]*\s(-[a-zA-Z]*i|--in-place)|\b(patch|tee|apply_patch)\b|\bgit apply\b|\.write(_text|_bytes)?\("
     r"|(?<![0-9&<>=-])>>?\s*(?!/dev/null|[&>(])[\w./~$\"'{-]"
 )
-_EMPTY = re.compile(
-    r"\s*(\[exit code [01]\]\s*)?\Z|(no|nothing) (\w+ ){0,3}(found|matches|matching|match)\b|not found", re.IGNORECASE
-)
+_EMPTY = re.compile(r"\s*(\[exit code [01]\]\s*)?\Z|No (definition|class|function|method|variable|line) ")
 
 
 @dataclass(frozen=True, slots=True)

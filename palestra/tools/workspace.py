@@ -9,7 +9,7 @@ from palestra.tools.shell import Shell
 
 
 class Workspace:
-    """Take all `tools`, or single ones: `workspace.shell.bash`, `workspace.editor.view`."""
+    """Take all `tools()`, or single ones: `workspace.shell.bash`, `workspace.editor.view`."""
 
     def __init__(self, sandbox: Sandbox, folder: str) -> None:
         self.sandbox, self.folder = sandbox, folder
@@ -23,7 +23,6 @@ class Workspace:
         workspace._base = await workspace._git("rev-parse", "HEAD")
         return workspace
 
-    @property
     def tools(self) -> list[Callable[..., object]]:
         editor = self.editor
         return [self.shell.bash, editor.view, editor.edit, editor.create, editor.undo, self.finish]

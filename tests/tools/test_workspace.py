@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_the_tools_work_on_the_same_files(folder: Path) -> None:
-    tools = Toolbox((await Workspace.open(FolderSandbox(folder), str(folder))).tools)
+    tools = Toolbox((await Workspace.open(FolderSandbox(folder), str(folder))).tools())
 
     async def call(name: str, **arguments: object) -> object:
         return await tools.run(ToolCall("c", name, arguments))

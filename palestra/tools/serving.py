@@ -1,0 +1,44 @@
+"""An agent's tools, served over MCP on standard input and output, for any other program that knows MCP."""
+
+from typing import Any
+
+from palestra.errors import ToolError, UsageError
+from palestra.message import Content, Text, ToolCall
+from palestra.tool import Finish, Toolbox
+
+
+async def serve(tools: Toolbox, name: str = "palestra") -> None:
+    """Serve until the client hangs up. What ends an agent's run only answers here; whoever calls decides when it is over."""
+    try:
+        from mcp.server import Server
+        from mcp.server.stdio import stdio_server
+        from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+    except ImportError:
+        raise UsageError("serving tools needs the package mcp: pip install 'palestra[mcp]'") from None
+
+    async def list_tools(context: Any, parameters: Any) -> Any:
+        functions = [schema["function"] for schema in tools.schemas()]
+        return ListToolsResult(
+            tools=[Tool(name=f["name"], description=f["description"], input_schema=f["parameters"]) for f in functions]
+        )
+
+    async def call_tool(context: Any, parameters: Any) -> Any:
+        try:
+            outcome = await tools.run(ToolCall("", parameters.name, parameters.arguments or {}))
+        except ToolError as error:
+            return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
+        if isinstance(outcome, Finish):
+            outcome = str(outcome.answer)
+        if not isinstance(outcome, str | tuple):
+            return CallToolResult(content=[TextContent(text="this tool works in a run only")], is_error=True)
+        return CallToolResult(content=[TextContent(text=text) for text in _texts(outcome)])
+
+    server: Any = Server(name, on_list_tools=list_tools, on_call_tool=call_tool)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def _texts(content: Content) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part.text if isinstance(part, Text) else f"[{part.media_type}, not shown]" for part in content]
