@@ -72,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_backends(verbs)
     _add_sandbox(verbs)
+    mcp = verbs.add_parser("mcp", help="give tools to other programs, over MCP").add_subparsers(required=True, metavar="WHAT")
+    serve = mcp.add_parser("serve", help="serve shell, editor and code search on standard input and output")
+    serve.add_argument("folder", type=Path, metavar="FOLDER", help="where they work")
+    serve.add_argument("--sandbox", action="store_true", help="work on a copy in a sandbox, which is forgotten at the end")
+    serve.set_defaults(verb=_mcp_serve)
 
     bench = verbs.add_parser("bench", help="measure speed and memory against a peer or a limit")
     benches = bench.add_subparsers(required=True, metavar="WHAT")
@@ -133,6 +138,13 @@ def _sandbox_run(options: argparse.Namespace) -> int:
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     return asyncio.run(verbs.run(command, options.network, options.folder, options.seconds))
+
+
+def _mcp_serve(options: argparse.Namespace) -> int:
+    from palestra.tools.serving import serve_folder
+
+    asyncio.run(serve_folder(options.folder, options.sandbox))
+    return 0
 
 
 def _sandbox_doctor(options: argparse.Namespace) -> int:

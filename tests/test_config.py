@@ -198,6 +198,7 @@ FULL: dict[str, Any] = {
     "agent": {"turns": 3, "context": 99, "seconds": 1.5},
     "sampling": {"temperature": 0.7, "max_tokens": 5},
     "backend": {"kind": "torch", "model": "m", "adapter": "a/b", "lora": {"rank": 2, "alpha": 1.0}, "threads": 2},
+    "tools": {"mcp": ["python 'my server.py'", "https://host/mcp"], "seconds": 5.0},
     "hints": {"rules": ["repeat", "cycle"], "share": 0.5, "evaluation": True},
     "loss": {"kind": "ppo", "dual_clip": 3.0, "truncate": 2.0, "kl": 0.1},
     "training": TRAINING | {"masked_stops": ["time", "turns"], "shuffle_rewards": True, "estimator": "rloo"},

@@ -154,7 +154,7 @@ def _default(field: FieldInfo) -> str:
             return f"`{str(value).lower()}`"
         case str() | Path() as value:
             return f'`"{value}"`'
-        case frozenset() as value:
+        case frozenset() | tuple() as value:
             return f"`{list(value)}`"
         case value:
             return f"`{value}`"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeFolder
-from folder_sandbox import FolderSandbox
 from playing import Dice, Probe, calling, play
 
 from palestra import agent, config, hints
@@ -25,6 +24,7 @@ from palestra.pace import Pace
 from palestra.policy import TokenPolicy
 from palestra.protocols import Renderer, Sampling
 from palestra.render import load
+from palestra.sandbox.local import LocalSandbox
 from palestra.tool import Finish, Toolbox
 from palestra.tools.workspace import Workspace
 from palestra.trajectory import Key, Trajectory
@@ -327,7 +327,7 @@ async def test_other_finishes_end_the_run(renderer: Renderer, changed: bool | No
 async def test_with_real_tools_on_a_real_repository(renderer: Renderer, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
-    sandbox = FolderSandbox(folder)
+    sandbox = LocalSandbox(folder)
     workspace = Workspace(sandbox, str(folder))
     await workspace.shell.bash(
         "git init -q; echo 'a = 1' > a.py; git add .; git -c user.name=a -c user.email=a@b commit -qm base"

@@ -23,7 +23,6 @@ from palestra.config.dispatch import (
 )
 from palestra.config.hints import Hints
 from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, LocalSandbox, Sandbox
-from palestra.config.hints import Hints
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.config.tools import Tools
 from palestra.errors import ConfigError
@@ -40,7 +39,6 @@ __all__ = [
     "Evaluation",
     "Hints",
     "LocalSandbox",
-    "Hints",
     "Loss",
     "PipelineDispatch",
     "Report",

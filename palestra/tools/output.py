@@ -18,6 +18,14 @@ def as_text(output: Output) -> str:
     return text if clean else f"{text.rstrip()}\n[bytes that are no UTF-8 are shown as \ufffd]"
 
 
+def within(output: Output, keep: int) -> Output:
+    """The same, with so many bytes kept."""
+    kept = output.head + output.tail
+    if len(kept) <= keep:
+        return output
+    return Output(kept[: keep // 2], kept[len(kept) - keep // 2 :], output.size)
+
+
 def shortened(text: str, limit: int) -> str:
     """At most about so many characters of a text: its beginning and its end."""
     if len(text) <= limit:

@@ -1,10 +1,44 @@
-"""An agent's tools, served over MCP on standard input and output, for any other program that knows MCP."""
+"""`palestra mcp serve`: an agent's tools over MCP, on standard input and output, for any other program that knows MCP."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from palestra.errors import ToolError, UsageError
 from palestra.message import Content, Text, ToolCall
+from palestra.protocols import Spec
+from palestra.sandbox.bubblewrap import Bubblewrap
+from palestra.sandbox.limits import Limits
+from palestra.sandbox.local import LocalSandbox
 from palestra.tool import Finish, Toolbox
+from palestra.tools.code import CodeIndex, CodeSearch
+from palestra.tools.workspace import Workspace
+
+
+async def serve_folder(folder: Path, sandboxed: bool) -> None:
+    """Serve the tools for coding, on a folder as it is or on a copy in a sandbox, which is forgotten at the end."""
+    if not folder.is_dir():  # noqa: ASYNC240  # nothing else runs yet
+        raise UsageError(f"{folder} is no folder; give the one to work in")
+    place = folder.resolve()  # noqa: ASYNC240
+    async with _copied(place) if sandboxed else _as_it_is(place) as workspace:
+        await serve(Toolbox(tool for tool in workspace.tools() if tool != workspace.finish))
+
+
+@asynccontextmanager
+async def _as_it_is(folder: Path) -> AsyncIterator[Workspace]:
+    yield Workspace(LocalSandbox(folder), search=CodeSearch(CodeIndex(folder)))
+
+
+@asynccontextmanager
+async def _copied(folder: Path) -> AsyncIterator[Workspace]:
+    provider = Bubblewrap(Limits())
+    try:
+        snapshot = await provider.snapshot(Spec({".": folder}))
+        async with provider.open(snapshot) as sandbox:
+            yield await Workspace.open(sandbox, index=CodeIndex(folder))
+    finally:
+        await provider.close()
 
 
 async def serve(tools: Toolbox, name: str = "palestra") -> None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from folder_sandbox import FolderSandbox
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palestra.errors import ToolError
+from palestra.sandbox.local import LocalSandbox
 from palestra.tool import Tool
 from palestra.tools.edit import MAX_FILE, MAX_VIEW, Editor
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def editor(folder: Path) -> Editor:
-    return Editor(FolderSandbox(folder), str(folder))
+    return Editor(LocalSandbox(folder), str(folder))
 
 
 async def refused(call: object) -> str:
@@ -197,7 +197,12 @@ async def test_what_is_no_text_file(editor: Editor, folder: Path) -> None:
     (folder / "binary").write_bytes(b"\x7fELF\0\1")
     (folder / "huge").write_bytes(b"x\n" * MAX_FILE)
     (folder / "sub").mkdir()
-    for name, complaint in (("binary", "binary file of 6 bytes"), ("huge", "bytes"), ("sub", "folder"), ("absent", "not there")):
+    for name, complaint in (
+        ("binary", "binary file of 6 bytes"),
+        ("huge", "are the most"),
+        ("sub", "not a regular file"),
+        ("absent", "No such file"),
+    ):
         assert complaint in await refused(editor.view(name))
         assert complaint in await refused(editor.edit(name, "x", "y"))
     await refused(editor.create("sub", "x", overwrite=True))

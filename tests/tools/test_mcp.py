@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,10 +29,11 @@ from palestra.trajectory import Key
 pytest.importorskip("mcp", reason="MCP needs its package: pip install 'palestra[mcp]'")
 
 TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
 SERVER = f"{sys.executable} {TESTS / 'mcp_server.py'}"
 
 
-async def call(tools: Sequence[McpTool], name: str, **arguments: object) -> object:
+async def call(tools: Sequence[McpTool], name: str, /, **arguments: object) -> object:
     return await Toolbox(tools).run(ToolCall("c", name, arguments))
 
 
@@ -206,3 +208,40 @@ async def test_two_tools_of_one_name_are_refused(renderer: Renderer) -> None:
 def test_commands_that_are_none(wrong: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         config.parse({"run": {"folder": "r"}, "tasks": {"heldout": "a:b"}, "tools": {"mcp": [wrong]}})
+
+
+# Tools that are given
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "code.py").write_text("class Cake:\n    def bake(self):\n        return 1\n")
+    return folder
+
+
+@pytest.mark.parametrize("sandboxed", [False, True])
+async def test_palestras_tools_are_served(repository: Path, sandboxed: bool) -> None:
+    if sandboxed and shutil.which("bwrap") is None:
+        pytest.skip("bwrap is not installed")
+    server = f"{sys.executable} -m palestra mcp serve {repository}" + (" --sandbox" if sandboxed else "")
+    async with mcp_tools(f"env PYTHONPATH={ROOT} {server}") as tools:
+        names = {tool.name for tool in tools}
+        assert names >= {"bash", "view", "edit", "create", "undo", "search_symbol", "search_text"}
+        assert "finish" not in names
+        assert "class Cake" in str(await call(tools, "search_symbol", name="Cake"))
+        await call(tools, "edit", path="code.py", old="return 1", new="return 2")
+        await call(tools, "bash", command="x=kept")
+        assert await call(tools, "bash", command="echo $x; grep return code.py") == "kept\n        return 2\n[exit code 0]"
+        with pytest.raises(ToolError, match=r"old is not in code\.py"):
+            await call(tools, "edit", path="code.py", old="return 1", new="return 2")
+        with pytest.raises(ToolError, match="unknown argument 'file'; known: end, path, start"):
+            await call(tools, "view", file="code.py")
+    assert ("return 2" in (repository / "code.py").read_text()) == (not sandboxed)
+
+
+def test_a_folder_that_is_none_is_one_line() -> None:
+    command = [sys.executable, "-m", "palestra", "mcp", "serve", "no/such"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (2, "palestra: no/such is no folder; give the one to work in\n")

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from folder_sandbox import FolderSandbox
 
 from palestra.errors import ToolError
 from palestra.message import ToolCall
+from palestra.sandbox.local import LocalSandbox
 from palestra.tool import Tool, Toolbox
 from palestra.tools.shell import MAX_COMMAND, Shell
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shell(folder: Path) -> Shell:
-    return Shell(FolderSandbox(folder), str(folder))
+    return Shell(LocalSandbox(folder), str(folder))
 
 
 async def test_output_and_exit_code_are_told(shell: Shell) -> None:
@@ -85,7 +85,7 @@ async def test_random_numbers_are_not_the_same_in_every_call(shell: Shell) -> No
 
 
 async def test_two_shells_share_nothing(folder: Path) -> None:
-    one, other = (Shell(FolderSandbox(folder), str(folder)) for _ in range(2))
+    one, other = (Shell(LocalSandbox(folder), str(folder)) for _ in range(2))
     await one.bash("x=1; cd /")
     assert await other.bash("echo [$x] $PWD") == f"[] {folder}\n[exit code 0]"
 
@@ -101,7 +101,7 @@ async def test_a_command_that_takes_too_long_is_killed_and_changes_no_shell(shel
 
 
 async def test_long_output_keeps_beginning_and_end_and_the_true_size(folder: Path) -> None:
-    shell = Shell(FolderSandbox(folder), str(folder), keep=40)
+    shell = Shell(LocalSandbox(folder), str(folder), keep=40)
     assert (
         await shell.bash("seq 100000")
         == "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n[… 588,855 of 588,895 bytes left out …]\n99998\n99999\n100000\n[exit code 0]"
@@ -115,7 +115,7 @@ async def test_a_gigabyte_of_output(shell: Shell) -> None:
 
 
 async def test_characters_are_not_cut_in_two(folder: Path) -> None:
-    shell = Shell(FolderSandbox(folder), str(folder), keep=21)
+    shell = Shell(LocalSandbox(folder), str(folder), keep=21)
     said = await shell.bash("printf 'ü€😀%.0s' {1..9999}")
     assert "\ufffd" not in said
     assert said.startswith("ü€😀\n[…")
@@ -165,3 +165,20 @@ async def test_the_limit_is_part_of_the_schema(shell: Shell) -> None:
     assert (seconds["minimum"], seconds["maximum"], seconds["default"]) == (1, 600, 60)
     with pytest.raises(ToolError, match="less than or equal to 600"):
         await Toolbox([shell.bash]).run(ToolCall("c", "bash", {"command": "true", "seconds": 601}))
+
+
+async def test_more_than_can_stay_is_said(shell: Shell) -> None:
+    await shell.bash("x=before")
+    said = await shell.bash("x=after; big=$(head -c 300000 /dev/zero | tr '\\0' a)")
+    assert said == "[exit code 0] [variables and functions are more than 262,144 bytes, so this command's were not kept]"
+    assert await shell.bash("echo $x") == "before\n[exit code 0]"
+
+
+async def test_killing_by_name_does_not_hit_the_shell_itself(shell: Shell) -> None:
+    await shell.bash("server() { sleep 60; }; name=server-of-mine")
+    assert await shell.bash("pkill -f server-of-mine; echo still here") == "still here\n[exit code 0]"
+
+
+async def test_nothing_is_left_in_the_folder(shell: Shell, folder: Path) -> None:
+    await shell.bash("x=1")
+    assert await shell.bash("ls -A") == "[exit code 0]"
