@@ -19,6 +19,7 @@ from palestra.cache import cache_folder
 from palestra.errors import UsageError, nearest
 
 PACKAGE = Path(__file__).resolve().parent
+_OWN_LOCK = PACKAGE / "locks" / "palestra.txt"
 _ENTERED = "PALESTRA_ENVIRONMENT"
 
 
@@ -38,7 +39,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        made_of = self.lock.read_bytes() + f"{sys.version_info[:2]}".encode()
+        made_of = self.lock.read_bytes() + _OWN_LOCK.read_bytes() + f"{sys.version_info[:2]}".encode()
         return cache_folder() / "environments" / f"{self.name}-{hashlib.sha256(made_of).hexdigest()[:12]}"
 
     @property
@@ -88,7 +89,8 @@ def install(environment: Environment) -> None:
         # torch comes first and with what it needs; nothing that follows may replace it.
         for torch in (pin for pin in pins if pin.startswith("torch==")):
             _run(environment, [*pip, torch])
-        _run(environment, [*pip, "--no-deps", "--requirement", str(environment.lock)])
+        for pinned in (environment.lock, _OWN_LOCK):
+            _run(environment, [*pip, "--no-deps", "--requirement", str(pinned)])
         modules = ", ".join(("palestra", *environment.imports))
         _run(environment, [str(environment.python), "-c", f"import {modules}"])
         (environment.folder / "ready").touch()

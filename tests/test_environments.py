@@ -51,6 +51,8 @@ def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     # What Palestra itself needs is borrowed from here: this test is not about downloading it again.
     monkeypatch.setenv("PYTHONPATH", str(Path(importlib.metadata.distribution("pydantic").locate_file(""))))
     (tmp_path / "lock.txt").write_text("greeting==1.0\n")
+    (tmp_path / "palestra.txt").write_text("")
+    monkeypatch.setattr(environments, "_OWN_LOCK", tmp_path / "palestra.txt")
     environment = Local("greeting", ("greeting",), ("greeting",), "greets")
     monkeypatch.setitem(ENVIRONMENTS, "greeting", environment)
     return environment
@@ -65,7 +67,12 @@ def test_it_is_made_once_and_runs_this_very_package(greeting: Environment, tmp_p
     assert greeting.versions() == {"greeting": "1.0"}
     code = "import sys, greeting, palestra, json; print(json.dumps([greeting.words, palestra.__file__, sys.prefix]))"
     done = subprocess.run(
-        [greeting.python, "-c", code], env=environments.variables(greeting), capture_output=True, text=True, check=True
+        [greeting.python, "-c", code],
+        env=environments.variables(greeting),
+        cwd=tmp_path,  # and not where Python would find the package anyway
+        capture_output=True,
+        text=True,
+        check=True,
     )
     words, package, prefix = json.loads(done.stdout)
     assert (words, Path(prefix)) == ("good morning", greeting.folder)
@@ -117,7 +124,8 @@ def test_an_unknown_environment_is_named() -> None:
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=list(ENVIRONMENTS))
 def test_every_lock_is_fully_pinned_and_has_what_palestra_needs(environment: Environment) -> None:
-    lines = [line for line in environment.lock.read_text().splitlines() if line and not line.startswith("#")]
+    locks = environment.lock.read_text() + environment.lock.with_name("palestra.txt").read_text()
+    lines = [line for line in locks.splitlines() if line and not line.startswith("#")]
     pins = {line.split("==")[0].lower().replace("_", "-"): line.split("==")[1] for line in lines}
     assert len(pins) == len(lines)
     assert pins.get("torch", "2.13.0") == "2.13.0"

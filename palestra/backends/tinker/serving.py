@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--sequences", type=int, default=64, help="sampled at once; every batch is padded to this")
-    parser.add_argument("--micro-batch", type=int, default=16, help="sequences of one training pass")
+    parser.add_argument("--micro-batch", type=int, default=8, help="sequences of one training pass")
     options = parser.parse_args()
     serve(options.model.resolve(), options.state.resolve(), options.host, options.port, options.sequences, options.micro_batch)
 
