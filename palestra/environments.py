@@ -64,7 +64,7 @@ ENVIRONMENTS = {
     environment.name: environment
     for environment in (
         Environment("tinker", ("tinker", "skyrl", "jax"), ("tinker", "jax"), "trains and evaluates over the Tinker API"),
-        Environment("verl", ("verl", "ray", "transformers"), ("verl", "ray"), "is trained by verl, which runs our agent"),
+        Environment("verl", ("verl", "ray", "transformers"), ("verl", "ray"), "trains: verl's trainer, which runs our agent"),
     )
 }
 

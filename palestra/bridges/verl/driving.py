@@ -6,9 +6,10 @@ verl keeps the loop, the weights and the checkpoints. Without a GPU, the plugin 
 import asyncio
 import importlib.resources
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def _drive(whole: Any, watch: Watch, logs: Path, run: RunFolder, stopping: Calla
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    validate_config(config=whole, use_reference_policy=need_reference_policy(whole), use_critic=need_critic(whole))
+    with redirect_stdout(sys.stderr):  # it prints that all is well
+        validate_config(config=whole, use_reference_policy=need_reference_policy(whole), use_critic=need_critic(whole))
     ending = TaskRunnerV1.remote().run.remote(whole)
     ended: list[Any] = []
     while not ended:

@@ -172,6 +172,7 @@ def _trainer(config: Config, section: Verl, plan: Training, run: RunFolder, gpu:
         "trainer.v1.sampler.custom_sampler.name": "WatchedBuffer",
         "trainer.v1.sampler.sampler_kwargs": {"stall_seconds": section.stall_seconds},
         "trainer.checkpoint_callback_class": f"{_HOOKS}.CommitCallback",
+        "critic.enable": False,
         "reward.num_workers": 1,  # rewards are the agent loop's
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": section.nodes,
     }

@@ -40,6 +40,12 @@ class CpuModule(ModuleType):
 
     def reset_peak_memory_stats(self, *_: object) -> None: ...
 
+    def get_rng_state(self, *_: object) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, *_: object) -> None:
+        torch.set_rng_state(state)
+
     def get_device_name(self, *_: object) -> str:
         return "cpu"
 
