@@ -157,10 +157,7 @@ class Collector:
         )
 
     def hints_for(self, key: Key) -> Hints | None:
-        """All attempts of a group get hints, or none does: they are compared with one another."""
-        if self.hints is None:
-            return None
-        return self.hints.for_group(key.phase, seed_of(self.seed, "hints", key.phase, key.step, key.task_id))
+        return None if self.hints is None else self.hints.for_group(self.seed, key)
 
     def _record(self, attempt: Attempt) -> None:
         failure = attempt.trajectory.failure

@@ -5,6 +5,7 @@ is in the trajectory: one `Hints` serves every rollout of a run.
 """
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from palestra.hints.steps import appended, steps_of
 from palestra.message import Message, Text, ToolCall, assistant, user
 from palestra.protocols import Renderer
 from palestra.tool import Finish, Schema
-from palestra.trajectory import Hint, Phase, Trajectory
+from palestra.trajectory import Hint, Key, Trajectory
 
 PER_EPISODE = 8
 TOKENS = 120
@@ -35,11 +36,12 @@ class Hints:
     count: Callable[[str], int]
     """A text's tokens."""
 
-    def for_group(self, phase: Phase, number: int) -> "Hints | None":
-        """Itself, for the share of groups that get hints: those whose number, drawn below 2 ** 63, is small enough."""
-        if phase != "train" and not self.settings.evaluation:
+    def for_group(self, seed: int, key: Key) -> "Hints | None":
+        """Itself, or None. All attempts of a group get hints or none does, since they are compared with one another."""
+        if key.phase != "train" and not self.settings.evaluation:
             return None
-        return self if number < self.settings.share * 2**63 else None
+        chance = random.Random(f"{seed}/hints/{key.phase}/{key.step}/{key.task_id}").random()
+        return self if chance < self.settings.share else None
 
     def stuck(self, trajectory: Trajectory) -> bool:
         """Whether the agent goes on repeating itself, in spite of what it was told."""

@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from palestra import dispatch, sandboxes
+from palestra import dispatch, hints, sandboxes
 from palestra.bridges.verl.desk import Desk
 from palestra.bridges.verl.rows import Row, rows, versions
 from palestra.bridges.verl.sampler import VerlSampler
@@ -23,6 +23,7 @@ from palestra.policy import TokenPolicy
 from palestra.protocols import Policy, Sampling
 from palestra.rollout import OpenPolicy, Rollout, describe, seed_of
 from palestra.sandbox.opening import make_provider
+from palestra.tools.mcp import open_tools
 from palestra.trajectory import Key, Trajectory
 
 
@@ -55,14 +56,18 @@ class PalestraLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
     async def _attempt(self, key: Key) -> Trajectory:
         scene = self._scene
         sampling = replace(scene.sampling, temperature=0.0) if key.phase == "greedy" else scene.sampling
+        seed = scene.config.run.seed
+        hinted = hints.make(scene.config.hints, scene.limits.turns, scene.config.agent.context, scene.renderer)
         rollout = Rollout(
             scene.tasks[key.task_id],
             key,
             self._policies(sampling),
             scene.limits,
-            seed_of(scene.config.run.seed, key.phase, key.step, key.task_id, key.index),
+            seed_of(seed, key.phase, key.step, key.task_id, key.index),
             patience=scene.patience,
             expected_tokens=scene.config.agent.context,
+            hints=hinted and hinted.for_group(seed, key),
+            open_tools=partial(open_tools, scene.config.tools),
         )
         await _desk(scene, asyncio.get_running_loop()).through(rollout)
         return rollout.trajectory
