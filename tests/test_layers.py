@@ -41,6 +41,7 @@ ORDER = (
     "palestra.sandbox.layers",
     "palestra.sandbox.setup",
     "palestra.sandbox.bubblewrap",
+    "palestra.sandbox.container",
     "palestra.sandbox.local",
     "palestra.sandbox.pool",
     "palestra.sandbox.opening",

@@ -62,7 +62,7 @@ class Layers:
         """The root folder without what is mounted into it."""
         digest = hashlib.sha256(repr((WRITTEN, FOLDERS, self._owner, self._links())).encode())
         for name in SETTINGS:
-            _hash_tree(self._base / "etc" / name, digest)
+            hash_tree(self._base / "etc" / name, digest)
         place = self.folder / f"skeleton-{digest.hexdigest()[:16]}"
         if not place.exists():
             with self._building() as root:
@@ -117,7 +117,7 @@ class Layers:
             if not folder.is_dir():
                 raise UsageError(f"{folder} is no folder; a sandbox's spec.folders names folders of this machine")
             digest.update(f"{inside}\0".encode())
-            _hash_tree(folder, digest)
+            hash_tree(folder, digest)
         return digest.hexdigest()[:24]
 
     @contextmanager
@@ -216,7 +216,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, ignore_dangling_symlinks=True)
 
 
-def _hash_tree(root: Path, digest: "hashlib._Hash") -> None:
+def hash_tree(root: Path, digest: "hashlib._Hash") -> None:
     """Names, modes and contents. What cannot be read is not shown to the sandbox either, and its name is enough."""
     paths = [root]
     if root.is_dir() and not root.is_symlink():

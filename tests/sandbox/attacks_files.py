@@ -18,7 +18,8 @@ async def read_a_file_of_the_host(arena: Arena) -> None:
 @attack("hidden_host")
 async def read_private_files(arena: Arena) -> None:
     async with arena.sandbox() as inside:
-        for path in ("/etc/shadow", "/root", "/home/*/.ssh", "/mnt/etc/shadow", "/var/lib", "/boot", "/mnt/var/lib"):
+        assert (await inside.run("cat", "/etc/shadow")).code
+        for path in ("/root/*", "/home/*/.ssh", "/boot/*", "/mnt/*", "/media/*", "/srv/*"):
             assert (await inside.run("sh", "-c", f"ls -d {path}")).code, path
 
 
