@@ -157,7 +157,7 @@ def _sandbox_doctor(options: argparse.Namespace) -> int:
 def _sandbox_sweep(options: argparse.Namespace) -> int:
     from palestra.sandbox import verbs
 
-    return verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots)
+    return asyncio.run(verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots))
 
 
 def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ import socket
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from palestra.sandbox.started import Started, start_calling
 from palestra.sandbox.supervised import SupervisedSandbox
 
 TOOLS, CALL = "/run/palestra", "/run/palestra-call"
-NEEDED = ("SETUID", "SETGID", "CHOWN", "DAC_OVERRIDE")
+NEEDED = ("SETUID", "SETGID", "CHOWN", "DAC_OVERRIDE", "SETPCAP")
 """Capabilities with which the supervisor makes folders and gives up root; then they are gone."""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -37,6 +37,8 @@ ENVIRONMENT = {
     "USER": "agent",
     "LANG": "C.UTF-8",
 }
+ENGINES = ("podman", "docker")
+REPOSITORY = "localhost/palestra-snapshot"
 NOTHING = Snapshot()
 
 
@@ -54,7 +56,7 @@ class Container:
 
     async def snapshot(self, spec: Spec, setup: Callable[[Sandbox], Awaitable[object]] | None = None) -> Snapshot:
         key = await asyncio.to_thread(self._key, spec)
-        tag = f"localhost/palestra-snapshot:{key}"
+        tag = f"{REPOSITORY}:{key}"
         if await _succeeds([*self._engine, "image", "inspect", tag]):
             return Snapshot(tag)
         name = f"{owner_name()}-{next(self._names)}"
@@ -66,7 +68,7 @@ class Container:
             await run_commands(sandbox, spec)
             if setup is not None:
                 await setup(sandbox)
-            await _must([*self._engine, "commit", name, tag])
+            await _said([*self._engine, "commit", name, tag])
         finally:
             await asyncio.shield(started.end())
         return Snapshot(tag)
@@ -116,22 +118,31 @@ class Container:
             hash_tree(folder, digest)
         return digest.hexdigest()[:24]
 
-    async def sweep(self) -> int:
-        """End the containers whose owner is gone; how many there were. They go by themselves, unless the engine was killed."""
-        listed = await _said(
-            [*self._engine, "ps", "--all", "--filter", "label=palestra", "--format", '{{.ID}} {{.Label "palestra"}}']
-        )
-        doomed = [line.split()[0] for line in listed.splitlines() if not owner_lives(line.split()[1])]
-        if doomed:
-            await _must([*self._engine, "rm", "--force", *doomed])
-        return len(doomed)
+
+async def sweep(snapshots: bool) -> list[str]:
+    """Remove containers whose owner is gone, and on request all snapshots, from each engine that answers. Containers go by
+    themselves, unless their engine was killed too."""
+    gone: list[str] = []
+    for engine in filter(None, map(shutil.which, ENGINES)):
+        with suppress(InfrastructureError):  # docker without its daemon, for one
+            listed = await _said(
+                [engine, "ps", "--all", "--filter", "label=palestra", "--format", '{{.ID}} {{.Label "palestra"}}']
+            )
+            doomed = [line.split()[0] for line in listed.splitlines() if not owner_lives(line.split()[1])]
+            if doomed:
+                await _said([engine, "rm", "--force", *doomed])
+            images = (await _said([engine, "images", "--quiet", REPOSITORY])).split() if snapshots else []
+            if images:
+                await _said([engine, "rmi", "--force", *images])
+            gone += doomed + images
+    return gone
 
 
 def _found(engine: Sequence[str]) -> list[str]:
-    for name in engine[:1] or ("podman", "docker"):
-        if program := shutil.which(name):
-            return [program, *engine[1:]]
-    raise UsageError(f"no {' or '.join(engine[:1] or ('podman', 'docker'))} is installed, which sandbox.kind = 'container' needs")
+    names = engine[:1] or ENGINES
+    for program in filter(None, map(shutil.which, names)):
+        return [program, *engine[1:]]
+    raise UsageError(f"no {' or '.join(names)} is installed, which sandbox.kind = 'container' needs")
 
 
 def _tools(cache: Path) -> Path:
@@ -169,10 +180,6 @@ async def _run(command: Sequence[str]) -> tuple[int, str, str]:
 
 async def _succeeds(command: Sequence[str]) -> bool:
     return (await _run(command))[0] == 0
-
-
-async def _must(command: Sequence[str]) -> None:
-    await _said(command)
 
 
 async def _said(command: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -178,13 +179,18 @@ class Layers:
             remove(place)
 
     def sweep(self, snapshots: bool) -> list[Path]:
-        """Remove what dead builders left, and on request every layer."""
-        doomed = [path for path in self.folder.iterdir() if not owner_lives(path.name)]
+        """Remove what dead owners left, here and among temporary files, and on request every layer."""
+        places = (self.folder, Path(tempfile.gettempdir()))
+        doomed = [path for place in places for path in place.iterdir() if _abandoned(path)]
         if snapshots:
             doomed += [path for pattern in ("snapshot-*", "skeleton-*", "*.lock") for path in self.folder.glob(pattern)]
         for path in doomed:
             remove(path)
         return doomed
+
+
+def _abandoned(path: Path) -> bool:
+    return not owner_lives(path.name) and path.lstat().st_uid == os.geteuid()
 
 
 def remove(path: Path) -> None:

@@ -51,6 +51,7 @@ int join(int argc, char **argv) {
         make("/work", uid);
         mkdir("/home", 0755);
         make("/home/agent", uid);
+        for (int capability = 0; capability < 64; capability++) prctl(PR_CAPBSET_DROP, capability, 0, 0, 0);
         if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)) fail("giving up root");
     }
     filter_calls(argv[1]);
