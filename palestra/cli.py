@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     boxes = benches.add_parser("sandbox", help="sandboxes against a bare process, a bare bwrap and podman; what is left behind")
     boxes.add_argument("--crowd", type=int, default=1000, metavar="N", help="how many are alive at once; 1000 by default")
     boxes.add_argument("--cycles", type=int, default=1000, metavar="N", help="how many come and go; 1000 by default")
+    boxes.add_argument("--podman", metavar="WORDS", help="race podman too: its words up to the image, as 'run --rm debian'")
     boxes.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
     boxes.set_defaults(verb=_bench_sandbox)
     return parser
@@ -156,7 +157,7 @@ def _sandbox_doctor(options: argparse.Namespace) -> int:
 def _sandbox_sweep(options: argparse.Namespace) -> int:
     from palestra.sandbox import verbs
 
-    return verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots)
+    return asyncio.run(verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots))
 
 
 def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
@@ -302,7 +303,8 @@ def _bench_sandbox(options: argparse.Namespace) -> int:
 
     if options.crowd < 1 or options.cycles < 1:
         raise UsageError("--crowd and --cycles: give 1 or more")
-    _write_json(options.json, bench_sandbox(Console(soft_wrap=True, highlight=False), options.crowd, options.cycles))
+    console = Console(soft_wrap=True, highlight=False)
+    _write_json(options.json, bench_sandbox(console, options.crowd, options.cycles, options.podman))
     return 0
 
 

@@ -33,11 +33,12 @@ CRASHED = 7
 """With one in so many of the cycles, a sandbox is killed from outside."""
 
 
-def bench_sandbox(console: Console, crowd: int = CROWD, cycles: int = CYCLES) -> dict[str, Any]:
-    return asyncio.run(_bench(console, crowd, cycles))
+def bench_sandbox(console: Console, crowd: int = CROWD, cycles: int = CYCLES, podman: str | None = None) -> dict[str, Any]:
+    """`podman` are its words up to the image, such as `run --rm --network none debian`."""
+    return asyncio.run(_bench(console, crowd, cycles, podman))
 
 
-async def _bench(console: Console, crowd: int, cycles: int) -> dict[str, Any]:
+async def _bench(console: Console, crowd: int, cycles: int, podman: str | None) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)  # two for each sandbox
     provider = Bubblewrap(Limits(memory=256 * MIB, disk=64 * MIB, processes=64))
     try:
@@ -47,7 +48,7 @@ async def _bench(console: Console, crowd: int, cycles: int) -> dict[str, Any]:
             started, ended = await _starts(provider, snapshot, at_once, count)
             raw["start"][at_once], raw["destroy"][at_once] = _summary(started), _summary(ended)
         raw["command"] = await _commands(provider, snapshot)
-        raw["peers"] = await _peers()
+        raw["peers"] = await _peers(podman)
         raw["crowd"] = await _crowd(provider, snapshot, crowd)
         raw["cycles"] = await _cycles(provider, snapshot, cycles)
     finally:
@@ -117,7 +118,7 @@ async def _run(command: Sequence[str]) -> None:
         raise InfrastructureError(f"{command[0]} ended with {process.returncode}")
 
 
-async def _peers() -> dict[str, Any]:
+async def _peers(podman: str | None) -> dict[str, Any]:
     """What others take for a start with one command, where they are installed."""
     peers: dict[str, Any] = {}
     bwrap = [
@@ -135,9 +136,7 @@ async def _peers() -> dict[str, Any]:
     ]
     bwrap += ["--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "/bin/true"]
     peers["bwrap"] = await _peer(bwrap, 20)
-    if image := os.environ.get("PALESTRA_BENCH_IMAGE"):
-        options = os.environ.get("PALESTRA_BENCH_PODMAN", "").split()
-        peers["podman"] = await _peer(["podman", *options, "run", "--rm", image, "/bin/true"], 5)
+    peers["podman"] = await _peer(["podman", *podman.split(), "/bin/true"], 5) if podman else "no image was given"
     return peers
 
 

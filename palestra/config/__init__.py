@@ -22,7 +22,7 @@ from palestra.config.dispatch import (
     StreamDispatch,
 )
 from palestra.config.hints import Hints
-from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, LocalSandbox, Sandbox
+from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, ContainerSandbox, LocalSandbox, Sandbox
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.config.tools import Tools
 from palestra.errors import ConfigError
@@ -36,6 +36,7 @@ __all__ = [
     "BoundedDispatch",
     "BubblewrapSandbox",
     "Config",
+    "ContainerSandbox",
     "Evaluation",
     "Hints",
     "LocalSandbox",

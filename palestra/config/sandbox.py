@@ -33,13 +33,25 @@ class BubblewrapSandbox(_Limited):
     """Where snapshots are kept; in the user's cache folder when not given."""
 
 
+class ContainerSandbox(_Limited):
+    """A container of docker or podman, from any image."""
+
+    kind: Literal["container"]
+    image: str
+    """It must be on this machine already, and have a shell and tar."""
+    engine: tuple[str, ...] = ()
+    """The program and its own options; podman, or docker, when not given."""
+    options: tuple[str, ...] = ()
+    """More options for its `run`."""
+
+
 class LocalSandbox(Section):
     """A plain folder: no protection at all."""
 
     kind: Literal["local"]
 
 
-AnySandbox = BubblewrapSandbox | LocalSandbox
+AnySandbox = BubblewrapSandbox | ContainerSandbox | LocalSandbox
 
 Sandbox = Annotated[
     AnySandbox,

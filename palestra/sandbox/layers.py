@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -62,7 +63,7 @@ class Layers:
         """The root folder without what is mounted into it."""
         digest = hashlib.sha256(repr((WRITTEN, FOLDERS, self._owner, self._links())).encode())
         for name in SETTINGS:
-            _hash_tree(self._base / "etc" / name, digest)
+            hash_tree(self._base / "etc" / name, digest)
         place = self.folder / f"skeleton-{digest.hexdigest()[:16]}"
         if not place.exists():
             with self._building() as root:
@@ -117,7 +118,7 @@ class Layers:
             if not folder.is_dir():
                 raise UsageError(f"{folder} is no folder; a sandbox's spec.folders names folders of this machine")
             digest.update(f"{inside}\0".encode())
-            _hash_tree(folder, digest)
+            hash_tree(folder, digest)
         return digest.hexdigest()[:24]
 
     @contextmanager
@@ -178,13 +179,18 @@ class Layers:
             remove(place)
 
     def sweep(self, snapshots: bool) -> list[Path]:
-        """Remove what dead builders left, and on request every layer."""
-        doomed = [path for path in self.folder.iterdir() if not owner_lives(path.name)]
+        """Remove what dead owners left, here and among temporary files, and on request every layer."""
+        places = (self.folder, Path(tempfile.gettempdir()))
+        doomed = [path for place in places for path in place.iterdir() if _abandoned(path)]
         if snapshots:
             doomed += [path for pattern in ("snapshot-*", "skeleton-*", "*.lock") for path in self.folder.glob(pattern)]
         for path in doomed:
             remove(path)
         return doomed
+
+
+def _abandoned(path: Path) -> bool:
+    return not owner_lives(path.name) and path.lstat().st_uid == os.geteuid()
 
 
 def remove(path: Path) -> None:
@@ -216,7 +222,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, ignore_dangling_symlinks=True)
 
 
-def _hash_tree(root: Path, digest: "hashlib._Hash") -> None:
+def hash_tree(root: Path, digest: "hashlib._Hash") -> None:
     """Names, modes and contents. What cannot be read is not shown to the sandbox either, and its name is enough."""
     paths = [root]
     if root.is_dir() and not root.is_symlink():

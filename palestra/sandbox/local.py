@@ -15,6 +15,7 @@ from pathlib import Path
 
 from palestra.errors import ToolError, UsageError
 from palestra.protocols import Ran, Sandbox, Snapshot, Spec
+from palestra.sandbox.cgroup import owner_name
 from palestra.sandbox.output import Stream
 from palestra.sandbox.setup import run_commands
 from palestra.sandbox.supervised import checked_command, checked_path, said_instead
@@ -127,7 +128,7 @@ class Local:
     """Opens folders as if they were sandboxes. A snapshot is a folder, and each sandbox a copy of it."""
 
     def __init__(self) -> None:
-        self._root = Path(tempfile.mkdtemp(prefix="palestra-local-")).resolve()
+        self._root = Path(tempfile.mkdtemp(prefix=f"{owner_name()}-")).resolve()
 
     async def snapshot(self, spec: Spec, setup: Callable[[Sandbox], Awaitable[object]] | None = None) -> Snapshot:
         key = hashlib.sha256(repr(spec).encode()).hexdigest()[:24]

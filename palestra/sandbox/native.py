@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from palestra.sandbox import slow
+from palestra.sandbox import slow_launch
 
 SOURCES = Path(__file__).parent / "warden"
 COMPILERS = ("cc", "gcc", "clang")
@@ -26,7 +26,7 @@ class Warden:
 
 
 INSIDE = "/proc/self/fd/4"
-SLOW = Warden((sys.executable, "-ISB", slow.__file__), ("/usr/bin/python3", "-ISB", INSIDE), False)
+SLOW = Warden((sys.executable, "-ISB", slow_launch.__file__), ("/usr/bin/python3", "-ISB", INSIDE), False)
 
 
 @cache

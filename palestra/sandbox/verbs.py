@@ -8,7 +8,7 @@ from rich.console import Console
 
 from palestra.errors import UsageError
 from palestra.protocols import Sandbox, Spec
-from palestra.sandbox import cgroup, doctor
+from palestra.sandbox import cgroup, container, doctor
 from palestra.sandbox.bubblewrap import Bubblewrap
 from palestra.sandbox.layers import Layers, cache_folder
 from palestra.sandbox.limits import Limits
@@ -49,9 +49,9 @@ async def examine(console: Console) -> int:
     return 1 if missing else 0
 
 
-def sweep(console: Console, snapshots: bool) -> int:
+async def sweep(console: Console, snapshots: bool) -> int:
     """Remove what crashed processes left; on request all snapshots too, when nothing uses them."""
-    gone = cgroup.sweep() + Layers(cache_folder(), Path("/"), 0).sweep(snapshots)
+    gone = [*cgroup.sweep(), *Layers(cache_folder(), Path("/"), 0).sweep(snapshots), *await container.sweep(snapshots)]
     for path in gone:
         console.print(str(path), markup=False)
     console.print(f"{len(gone)} removed")

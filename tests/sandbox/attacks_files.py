@@ -18,7 +18,8 @@ async def read_a_file_of_the_host(arena: Arena) -> None:
 @attack("hidden_host")
 async def read_private_files(arena: Arena) -> None:
     async with arena.sandbox() as inside:
-        for path in ("/etc/shadow", "/root", "/home/*/.ssh", "/mnt/etc/shadow", "/var/lib", "/boot", "/mnt/var/lib"):
+        assert (await inside.run("cat", "/etc/shadow")).code
+        for path in ("/root/*", "/home/*/.ssh", "/boot/*", "/mnt/*", "/media/*", "/srv/*"):
             assert (await inside.run("sh", "-c", f"ls -d {path}")).code, path
 
 
@@ -184,12 +185,10 @@ async def make_or_find_devices(arena: Arena) -> None:
 async def become_another_user(arena: Arena) -> None:
     async with arena.sandbox() as inside:
         assert await inside.sh("cp /usr/bin/id .; chmod 6755 id; ./id -u; id -u") == "1000\n1000\n"
-        assert (
-            await inside.python(
-                "print(*[tried(f) for f in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]))])"
-            )
-            == "EINVAL EINVAL EPERM"
+        said = await inside.python(
+            "print(*[tried(f) for f in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]))])"
         )
+        assert set(said.split()) <= {"EINVAL", "EPERM"}
         status = await inside.sh("cat /proc/self/status")
         assert "NoNewPrivs:\t1" in status
         assert [line for line in status.splitlines() if line.startswith("Cap") and int(line.split()[1], 16)] == []

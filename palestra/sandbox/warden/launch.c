@@ -173,6 +173,7 @@ int launch(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "launch")) return launch(argc - 2, argv + 2);
+    if (argc > 2 && !strcmp(argv[1], "join")) return join(argc - 2, argv + 2);
     if (argc > 2 && !strcmp(argv[1], "supervise")) return supervise(argc - 2, argv + 2);
     errno = EINVAL;
     fail("arguments");

@@ -1,4 +1,5 @@
-/* The two halves of the warden. `launch` prepares the layers outside and becomes bwrap; `supervise` is PID 1 inside. */
+/* The two halves of the warden. `launch` prepares the layers outside and becomes bwrap; `supervise` is PID 1 inside, and in a
+   container comes there by `join`. */
 #ifndef WARDEN_H
 #define WARDEN_H
 
@@ -7,6 +8,7 @@
 #define FILTER 5  /* the seccomp program, for bwrap */
 
 int launch(int argc, char **argv);
+int join(int argc, char **argv);
 int supervise(int argc, char **argv);
 _Noreturn void fail(const char *what);
 
