@@ -22,7 +22,7 @@ from palestra.gather import learn
 from palestra.learner import StepLearner
 from palestra.ledger import Ledger, StepRecord
 from palestra.pace import Pace
-from palestra.protocols import Sampling, Trainer
+from palestra.protocols import Renderer, Sampling, Trainer
 from palestra.report import Reporter
 from palestra.rollout import Patience
 from palestra.runs import RunFolder
@@ -40,13 +40,13 @@ async def train(
     tasks, heldout = task_sets(config, config.training)
     # The ledger comes last: where the backend cannot be opened, no run has begun.
     async with open_backend(config, training=True) as backend:
-        if backend.trainer is None:
+        if backend.trainer is None or backend.renderer is None:
             raise ConfigError(f'backend.kind = {config.backend.kind!r} cannot train; use "torch"')
         with Ledger.open(run.ledger) as ledger:
             collector = make_collector(config, backend, ledger, run)
             collector.stopping, collector.on_trajectory = stopping, reporter.trajectory
             return await _Training(
-                config, config.training, run, reporter, ledger, backend.trainer, collector, tasks, heldout
+                config, config.training, run, reporter, ledger, backend.trainer, backend.renderer, collector, tasks, heldout
             ).run()
 
 
@@ -66,9 +66,8 @@ async def evaluate_only(config: Config, run: RunFolder, reporter: Reporter) -> R
 
 def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFolder) -> Collector:
     return Collector(
-        sampler=backend.sampler,
-        renderer=backend.renderer,
-        make_dispatcher=lambda: dispatch.make(config.dispatch, backend.sampler.capacity),
+        policies=backend.policies,
+        make_dispatcher=lambda: dispatch.make(config.dispatch, backend.policies.capacity),
         ledger=ledger,
         limits=agent.Limits(config.agent.turns, config.agent.seconds),
         context=config.agent.context,
@@ -93,6 +92,7 @@ class _Training:
     reporter: Reporter
     ledger: Ledger
     trainer: Trainer
+    renderer: Renderer
     collector: Collector
     tasks: Sequence[AnyTask]
     heldout: Sequence[AnyTask]
@@ -113,7 +113,7 @@ class _Training:
         await self._restore()
         if self.done == 0 and self.config.warm_start is not None:
             heldout = {task.id for task in self.heldout}
-            await warm_start(self.config.warm_start, self.trainer, self.collector.renderer, self.reporter, heldout)
+            await warm_start(self.config.warm_start, self.trainer, self.renderer, self.reporter, heldout)
         base = await self._evaluate(0, greedy=self.config.evaluation.greedy)
         if self.done < self.plan.steps:
             await self._learn()
