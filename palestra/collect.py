@@ -64,13 +64,13 @@ class Collector:
 
     @asynccontextmanager
     async def trajectories(
-        self, tasks: Sequence[AnyTask], samples: int, phase: Phase, step: int, sampling: Sampling
+        self, tasks: Sequence[AnyTask], samples: int, phase: Phase, step: int, sampling: Sampling, *, again: bool = False
     ) -> AsyncIterator[AsyncIterator[Trajectory]]:
         """So many attempts at each task, in the order in which they finish. Evaluation, with a dispatcher of its own: training
         may have filled the other one with runtimes that wait for the next policy."""
         await self._prepare(tasks)
-        # A failed evaluation stays what it was, since the weights have moved on.
-        recorded = self.ledger.finished(phase, step, failed=True)
+        # In training a failed evaluation stays what it was, since the weights have moved on.
+        recorded = self.ledger.finished(phase, step, failed=not again)
         open_policy = self.opener(sampling)
 
         async def attempts() -> AsyncGenerator[Attempt, None]:

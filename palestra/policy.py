@@ -32,7 +32,7 @@ class TokenPolicy:
         span = segment.wrote(completion)
         self._finish = completion.finish
         message = self._renderer.parse(completion.tokens)
-        return Turn(message, completion.finish, len(self.segments) - 1, span)
+        return Turn(message, completion.finish, len(self.segments) - 1, span, usage=completion.usage)
 
     async def observe(self, messages: Sequence[Message]) -> None:
         self.segments[-1].read(self._renderer.follow(self._finish, messages))

@@ -96,11 +96,9 @@ class Tool:
 
     def schema(self, strict: bool = False) -> Schema:
         """The tool as OpenAI's `tools` JSON. In strict mode every property is required, and optional ones may be null."""
-        function: Schema = {"name": self.name, "description": self.description}
-        function["parameters"] = _strict(self.parameters) if strict else self.parameters
-        if strict:
-            function["strict"] = True
-        return {"type": "function", "function": function}
+        function: Schema = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        schema = {"type": "function", "function": function}
+        return strict_schema(schema) if strict else schema
 
     def bind(self, arguments: Mapping[str, JSON]) -> dict[str, Any]:
         """The arguments as Python values: coerced and checked. A `ToolError` says what is wrong with each."""
@@ -160,6 +158,12 @@ class Toolbox:
         if tool is None:
             raise ToolError(f"unknown tool {call.name[:80]!r}{nearest(call.name[:80], self._tools)}")
         return await tool.call(call.arguments)
+
+
+def strict_schema(schema: Schema) -> Schema:
+    """A tool's schema in strict mode."""
+    function = schema["function"]
+    return {**schema, "function": {**function, "parameters": _strict(function["parameters"]), "strict": True}}
 
 
 def _refuse_unusable(tool: str, parameter: inspect.Parameter, hints: Mapping[str, object]) -> None:

@@ -7,7 +7,8 @@ from there: what was sampled since is in the ledger, and is trained on once.
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -16,7 +17,7 @@ from palestra import agent, checkpoint, dispatch, hints, taskset
 from palestra.backends.opening import Opened, open_backend
 from palestra.collect import Collector
 from palestra.config import Config, Training
-from palestra.errors import ConfigError, StorageError, cause
+from palestra.errors import BackendError, ConfigError, StorageError, cause
 from palestra.evaluation import Result, evaluate
 from palestra.gather import learn
 from palestra.learner import StepLearner
@@ -45,23 +46,35 @@ async def train(
         with Ledger.open(run.ledger) as ledger:
             collector = make_collector(config, backend, ledger, run)
             collector.stopping, collector.on_trajectory = stopping, reporter.trajectory
-            return await _Training(
-                config, config.training, run, reporter, ledger, backend.trainer, backend.renderer, collector, tasks, heldout
-            ).run()
+            with _resumable(f"palestra train --resume {run.path}"):
+                return await _Training(
+                    config, config.training, run, reporter, ledger, backend.trainer, backend.renderer, collector, tasks, heldout
+                ).run()
 
 
 async def evaluate_only(config: Config, run: RunFolder, reporter: Reporter) -> Result:
-    """Evaluate without training: pass@1 and, with several attempts at a task, pass@k."""
+    """Evaluate without training: pass@1 and, with several attempts at a task, pass@k. In a folder that holds part of it, what is
+    missing or failed is done."""
     heldout, samples = _heldout(config), config.evaluation.samples
     with Ledger.open(run.ledger) as ledger:
         async with open_backend(config, training=False) as backend:
             collector = make_collector(config, backend, ledger, run)
             collector.on_trajectory = reporter.trajectory
             reporter.begin_evaluation(0, len(heldout) * samples)
-            result = await evaluate(collector, heldout, samples, 0, sampling_of(config))
+            with _resumable(f"palestra eval --resume {run.path}"):
+                result = await evaluate(collector, heldout, samples, 0, sampling_of(config), again=True)
             reporter.end_evaluation(0, "sampled" if config.sampling.temperature else "greedy", result)
             run.write_summary(result.to_json())
             return result
+
+
+@contextmanager
+def _resumable(command: str) -> Iterator[None]:
+    """Say how to go on when the server comes back."""
+    try:
+        yield
+    except BackendError as error:
+        raise BackendError(f"{error}; what was done is kept, go on with: {command}") from None
 
 
 def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFolder) -> Collector:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from palestra.config import Config, Scripted, Tinker, Verl
+from palestra.config import Config, OpenAI, Scripted, Tinker, Verl
 from palestra.errors import ConfigError
 from palestra.policy import TokenPolicies
 from palestra.protocols import Policies, Renderer, Trainer
@@ -36,6 +36,14 @@ async def open_backend(config: Config, training: bool) -> AsyncIterator[Opened]:
             "the backend 'verl' only trains; evaluate what it learned with backend.kind = \"torch\" and "
             "backend.model = RUN/checkpoints/global_step_N/actor/huggingface"
         )
+    elif isinstance(config.backend, OpenAI):
+        try:
+            from palestra.backends.openai.opening import open_openai
+        except ModuleNotFoundError as error:
+            raise ConfigError(f'backend.kind = "openai" needs {error.name}: pip install palestra[openai]') from None
+
+        async with open_openai(config, config.backend, training) as (policies, rendering):
+            yield Opened(policies, rendering, None)
     else:
         from palestra.backends.torch.opening import open_torch
 
