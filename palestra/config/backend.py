@@ -196,7 +196,7 @@ class OpenAI(BackendSection):
     """With chat: ask for the token ids and record them, which the server must know (vLLM does)."""
     limit_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """With chat: under which name the limit of a reply is sent."""
-    omit: tuple[Literal["temperature", "seed"], ...] = ()
+    omit: Annotated[frozenset[Literal["temperature", "seed"]], pydantic.PlainSerializer(sorted)] = frozenset()
     """With chat: what is not sent, for servers that refuse it."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """With chat: further fields of each request, such as `reasoning_effort`."""

@@ -11,7 +11,7 @@ def usage_of(answer: JSON, tries: int, prices: Prices) -> dict[str, float]:
     counted = answer.get("usage")
     counted = counted if isinstance(counted, dict) else {}
     prompt, written = _count(counted, "prompt_tokens"), _count(counted, "completion_tokens")
-    cached = _count(counted.get("prompt_tokens_details") or {}, "cached_tokens")
+    cached = min(prompt, _count(counted.get("prompt_tokens_details"), "cached_tokens"))
     cached_price = prices.input if prices.cached_input is None else prices.cached_input
     cost = ((prompt - cached) * prices.input + cached * cached_price + written * prices.output) / MILLION
     return {

@@ -79,13 +79,23 @@ def read_chat(body: Mapping[str, JSON]) -> Reply:
 
 def read_completion(body: Mapping[str, JSON]) -> Written:
     choice = _choice(body)
-    drawn = choice.get("logprobs") or {}
-    logprobs = drawn.get("token_logprobs") if isinstance(drawn, dict) else None
-    if logprobs is not None and not all(isinstance(p, int | float) and math.isfinite(p) and p < 1e-3 for p in logprobs):
-        raise InfrastructureError(f"the server's logprobs are not logarithms of probabilities: {_start(logprobs)}")
+    logprobs, top = _logprobs(choice.get("logprobs"))
     prompt_ids = _ids(choice.get("prompt_token_ids", body.get("prompt_token_ids")))
-    top = (drawn.get("top_logprobs") or [{}])[0]
     return Written(prompt_ids, _ids(choice.get("token_ids")), logprobs, top, _finish(choice))
+
+
+def _logprobs(drawn: JSON) -> tuple[list[float] | None, dict[str, float]]:
+    """Those of the tokens that were written, and those of the likeliest in the first place."""
+    if drawn is None:
+        return None, {}
+    try:
+        written, top = drawn["token_logprobs"], (drawn.get("top_logprobs") or [{}])[0]
+        values = [*written, *top.values()]
+    except (KeyError, TypeError, AttributeError):
+        raise InfrastructureError(f"the server's logprobs are not as the completions API has them: {_start(drawn)}") from None
+    if not all(isinstance(value, int | float) and math.isfinite(value) and value < 1e-3 for value in values):
+        raise InfrastructureError(f"the server's logprobs are not logarithms of probabilities: {_start(values)}")
+    return list(written), dict(top)
 
 
 def _choice(body: Mapping[str, JSON]) -> dict[str, Any]:
