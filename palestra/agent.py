@@ -64,6 +64,7 @@ async def _converse(
         if turn is None:
             return "context"
         trajectory.turns.append(turn)
+        trajectory.charge(turn.usage)
         watch(turn.message)
         if not turn.message.calls:
             if turn.finish == "stop":

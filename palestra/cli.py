@@ -50,7 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--fresh", action="store_true", help="keep an earlier run in the same folder aside, and begin anew")
     train.set_defaults(verb=_train)
 
-    evaluate = _verb(verbs, "eval", "evaluate on held-out tasks: pass@1 and pass@k with 95%% intervals")
+    evaluate = verbs.add_parser("eval", help="evaluate on held-out tasks: pass@1 and pass@k with 95%% intervals")
+    evaluate.add_argument("config", type=Path, nargs="?", help="the TOML file")
+    evaluate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    evaluate.add_argument(
+        "--resume", type=Path, metavar="FOLDER", help="do what is missing or failed in this evaluation's folder"
+    )
     evaluate.add_argument("--json", type=Path, metavar="PATH", help="write the result here too")
     evaluate.set_defaults(verb=_eval)
 
@@ -196,8 +201,13 @@ def _train(options: argparse.Namespace) -> int:
 def _eval(options: argparse.Namespace) -> int:
     from palestra.verbs import evaluate
 
-    _enter_environment(options)
-    result = evaluate(options.config, *options.overrides)
+    if (options.resume is None) == (options.config is None):
+        raise UsageError("eval takes a config file, or --resume FOLDER")
+    _enter_environment(options, options.resume)
+    if options.resume is not None:
+        result = evaluate(options.resume, *options.overrides, resume=True)
+    else:
+        result = evaluate(options.config, *options.overrides)
     _write_json(options.json, result.to_json())
     return 0
 

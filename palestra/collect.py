@@ -15,8 +15,7 @@ from palestra.gather import Gathered, Make, MayRun, gather
 from palestra.hints import Hints
 from palestra.ledger import Ledger
 from palestra.pace import Pace
-from palestra.policy import TokenPolicy
-from palestra.protocols import Dispatcher, Policy, Renderer, Sampler, Sampling
+from palestra.protocols import Dispatcher, Policies, Sampling
 from palestra.rollout import OpenPolicy, OpenTools, Patience, Rollout, at_once, no_more_tools, seed_of
 from palestra.task import AnyTask
 from palestra.trajectory import Group, Key, Phase, Stage, Trajectory
@@ -49,8 +48,7 @@ Attempt = Rollout | Recalled
 
 @dataclass
 class Collector:
-    sampler: Sampler
-    renderer: Renderer
+    policies: Policies
     make_dispatcher: Callable[[], Dispatcher]
     ledger: Ledger
     limits: agent.Limits
@@ -67,21 +65,21 @@ class Collector:
 
     @asynccontextmanager
     async def trajectories(
-        self, tasks: Sequence[AnyTask], samples: int, phase: Phase, step: int, sampling: Sampling
+        self, tasks: Sequence[AnyTask], samples: int, phase: Phase, step: int, sampling: Sampling, *, again: bool = False
     ) -> AsyncIterator[AsyncIterator[Trajectory]]:
         """So many attempts at each task, in the order in which they finish. Evaluation, with a dispatcher of its own: training
         may have filled the other one with runtimes that wait for the next policy."""
         await self._prepare(tasks)
-        # A failed evaluation stays what it was, since the weights have moved on.
-        recorded = self.ledger.finished(phase, step, failed=True)
-        policies = self.policies(sampling)
+        # In training a failed evaluation stays what it was, since the weights have moved on.
+        recorded = self.ledger.finished(phase, step, failed=not again)
+        open_policy = self.opener(sampling)
 
         async def attempts() -> AsyncGenerator[Attempt, None]:
             for task in tasks:
                 for index in range(samples):
                     if self.stopping():
                         return
-                    yield self._attempt(task, Key(phase, step, task.id, index), recorded, policies)
+                    yield self._attempt(task, Key(phase, step, task.id, index), recorded, open_policy)
 
         async def finished(stream: AsyncIterable[Attempt]) -> AsyncGenerator[Trajectory, None]:
             async for attempt in stream:
@@ -102,7 +100,7 @@ class Collector:
         """Groups of training attempts, round after round, as the pace allows. Groups that a committed step has settled are left
         out; those cut short by a stop never come."""
         settled = self.ledger.settled()
-        policies = self.policies(sampling)
+        open_policy = self.opener(sampling)
 
         def make(task: AnyTask, round_: int, recorded: Mapping[tuple[str, int], Trajectory]) -> Make[Attempt]:
             def attempts(number: int, may_run: MayRun) -> list[Attempt]:
@@ -111,7 +109,7 @@ class Collector:
                 if versions:
                     pace.recall(number, min(versions))
                 keys = (Key("train", round_, task.id, index) for index in range(samples))
-                return [self._attempt(task, key, recorded, policies, may_run) for key in keys]
+                return [self._attempt(task, key, recorded, open_policy, may_run) for key in keys]
 
             return attempts
 
@@ -137,7 +135,7 @@ class Collector:
         task: AnyTask,
         key: Key,
         recorded: Mapping[tuple[str, int], Trajectory],
-        policies: OpenPolicy,
+        open_policy: OpenPolicy,
         may_run: MayRun = at_once,
     ) -> Attempt:
         """The attempt that was recorded, or a new one."""
@@ -146,7 +144,7 @@ class Collector:
         return Rollout(
             task,
             key,
-            policies,
+            open_policy,
             self.limits,
             seed_of(self.seed, key.phase, key.step, key.task_id, key.index),
             patience=self.patience,
@@ -166,13 +164,8 @@ class Collector:
         self.ledger.record(attempt.key, attempt.trajectory)
         self.on_trajectory(attempt.trajectory)
 
-    def policies(self, sampling: Sampling) -> OpenPolicy:
-        @asynccontextmanager
-        async def open_policy(seed: int) -> AsyncIterator[Policy]:
-            async with self.sampler.session(seed, self.context) as session:
-                yield TokenPolicy(session, self.renderer, sampling, self.context)
-
-        return open_policy
+    def opener(self, sampling: Sampling) -> OpenPolicy:
+        return lambda seed: self.policies.open(seed, sampling, self.context)
 
     async def _prepare(self, tasks: Sequence[AnyTask]) -> None:
         try:

@@ -6,6 +6,7 @@ PalestraError
 │   ├── ToolDefinitionError    a function that cannot become a tool
 │   ├── TaskError              a task that breaks its contract
 │   ├── ModelError             a model, tokenizer or chat template that cannot be used
+│   ├── BackendError           a server that is gone, or that refuses us
 │   └── StorageError           a run directory that cannot be read or written
 ├── ToolError              the model: the text is its observation, and the run goes on
 └── InfrastructureError    the dispatcher: not the model's fault, may be tried again
@@ -37,6 +38,10 @@ class TaskError(UsageError):
 
 class ModelError(UsageError):
     """A model, tokenizer or chat template that is missing or cannot be used."""
+
+
+class BackendError(UsageError):
+    """A server that a backend needs is gone, or refuses us: no rollout could succeed."""
 
 
 class StorageError(UsageError):

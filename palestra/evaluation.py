@@ -30,6 +30,8 @@ class Result:
     stops: dict[str, int]
     failures: dict[str, int]
     seconds: float
+    usage: dict[str, float]
+    """What a server charged for, failed rollouts included; empty where nobody counts."""
 
     @property
     def success(self) -> Estimate:
@@ -42,10 +44,18 @@ class Result:
 
 
 async def evaluate(
-    collector: Collector, tasks: Sequence[AnyTask], samples: int, step: int, sampling: Sampling, phase: Phase = "eval"
+    collector: Collector,
+    tasks: Sequence[AnyTask],
+    samples: int,
+    step: int,
+    sampling: Sampling,
+    phase: Phase = "eval",
+    *,
+    again: bool = False,
 ) -> Result:
+    """Attempts that were recorded before count, those that failed too, unless they are to be tried again."""
     started = time.monotonic()
-    async with collector.trajectories(tasks, samples, phase, step, sampling) as stream:
+    async with collector.trajectories(tasks, samples, phase, step, sampling, again=again) as stream:
         trajectories = [trajectory async for trajectory in stream]
     failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
     if failures and len(failures) == len(trajectories):
@@ -56,8 +66,11 @@ async def evaluate(
 def summarise(trajectories: Sequence[Trajectory], samples: int, seconds: float) -> Result:
     rewards: dict[str, list[float]] = defaultdict(list)
     failures: Counter[str] = Counter()
+    usage: dict[str, float] = defaultdict(float)
     done = []
     for trajectory in trajectories:
+        for name, amount in trajectory.usage.items():
+            usage[name] += amount
         if trajectory.failure is not None:
             failures[f"{trajectory.failure.stage}/{trajectory.failure.kind}"] += 1
         elif trajectory.reward is not None:
@@ -75,4 +88,5 @@ def summarise(trajectories: Sequence[Trajectory], samples: int, seconds: float) 
         stops=dict(Counter(str(t.stop) for t in done)),
         failures=dict(failures),
         seconds=seconds,
+        usage=dict(usage),
     )

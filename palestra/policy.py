@@ -1,10 +1,11 @@
 """The model as the agent sees it. `TokenPolicy` owns the segments: what it sends to the sampler is what is trained on."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from palestra.message import Message
-from palestra.protocols import Renderer, Sampling, Session
+from palestra.protocols import Capacity, Renderer, Sampler, Sampling, Session
 from palestra.tool import Schema
 from palestra.trajectory import FinishReason, Segment, Turn
 
@@ -31,7 +32,23 @@ class TokenPolicy:
         span = segment.wrote(completion)
         self._finish = completion.finish
         message = self._renderer.parse(completion.tokens)
-        return Turn(message, completion.finish, len(self.segments) - 1, span)
+        return Turn(message, completion.finish, len(self.segments) - 1, span, usage=completion.usage)
 
     async def observe(self, messages: Sequence[Message]) -> None:
         self.segments[-1].read(self._renderer.follow(self._finish, messages))
+
+
+class TokenPolicies:
+    """A `TokenPolicy` for each rollout, with a session of its own."""
+
+    def __init__(self, sampler: Sampler, renderer: Renderer) -> None:
+        self.sampler, self._renderer = sampler, renderer
+
+    @property
+    def capacity(self) -> Capacity | None:
+        return self.sampler.capacity
+
+    @asynccontextmanager
+    async def open(self, seed: int, sampling: Sampling, context: int) -> AsyncIterator[TokenPolicy]:
+        async with self.sampler.session(seed, context) as session:
+            yield TokenPolicy(session, self._renderer, sampling, context)

@@ -111,6 +111,15 @@ class Policy(Protocol):
     async def observe(self, messages: Sequence[Message]) -> None: ...
 
 
+class Policies(Protocol):
+    """What a backend gives to whoever collects: a policy for each rollout."""
+
+    @property
+    def capacity(self) -> Capacity | None: ...
+
+    def open(self, seed: int, sampling: Sampling, context: int) -> AbstractAsyncContextManager[Policy]: ...
+
+
 class StagedRollout(Protocol):
     """What a dispatcher moves: it records a failure instead of raising it, and says what comes next."""
 

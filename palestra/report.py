@@ -50,7 +50,7 @@ class Reporter:
 
     def trajectory(self, trajectory: Trajectory) -> None:
         self._done += 1
-        self._tokens += trajectory.sampled_tokens
+        self._tokens += trajectory.sampled_tokens or int(trajectory.usage.get("completion_tokens", 0))
         if trajectory.reward is not None:
             self._rewards.append(trajectory.reward)
         if self._live is not None:
@@ -98,6 +98,8 @@ class Reporter:
             f"held-out after {step} steps, {name}: {rates} on {result.tasks} tasks, {result.seconds:.0f} s{failures}",
             style="bold",
         )
+        if result.usage:
+            self._console.print(_charged(result.usage))
         self._log(f"heldout/{name}", step, {"success": result.success.value, "turns": result.turns})
 
     def warm_start(self, step: int, steps: int, loss: float) -> None:
@@ -162,6 +164,11 @@ def _sinks(config: Config, run: RunFolder) -> list[_TensorBoard | _Wandb]:
             f"the section [report] asks for {error.name!r}, which is not installed: pip install {error.name}"
         ) from None
     return sinks
+
+
+def _charged(usage: Mapping[str, float]) -> str:
+    counts = ", ".join(f"{amount:,.0f} {name.replace('_', ' ')}" for name, amount in usage.items() if name != "cost" and amount)
+    return f"the server: {counts}" + (f", cost {usage['cost']:.4f}" if usage.get("cost") else "")
 
 
 def _duration(seconds: float) -> str:

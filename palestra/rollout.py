@@ -173,8 +173,8 @@ class Rollout:
             self.trajectory.failure = None
         else:
             await self.close()
-            spans = self.trajectory.spans
-            self.trajectory = Trajectory(self.task.id, self.key.index, spans=spans)
+            spans, usage = self.trajectory.spans, self.trajectory.usage
+            self.trajectory = Trajectory(self.task.id, self.key.index, spans=spans, usage=usage)
         self.trajectory.retried = [*earlier, failure]
         self.next = "reward" if stage == "reward" else "init"
 

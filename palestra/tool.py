@@ -57,12 +57,10 @@ class AnyTool(Protocol):
 
 
 def function_schema(name: str, description: str, parameters: Schema, strict: bool = False) -> Schema:
-    """A tool as OpenAI's `tools` JSON. In strict mode every property is required, and optional ones may be null."""
-    function: Schema = {"name": name, "description": description}
-    function["parameters"] = _strict(parameters) if strict else parameters
-    if strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    """A tool as OpenAI's `tools` JSON."""
+    function: Schema = {"name": name, "description": description, "parameters": parameters}
+    schema = {"type": "function", "function": function}
+    return strict_schema(schema) if strict else schema
 
 
 @dataclass(frozen=True)
@@ -176,6 +174,12 @@ class Toolbox:
         if tool is None:
             raise ToolError(f"unknown tool {call.name[:80]!r}{nearest(call.name[:80], self._tools)}")
         return await tool.call(call.arguments)
+
+
+def strict_schema(schema: Schema) -> Schema:
+    """A tool's schema in strict mode: every property is required, and optional ones may be null."""
+    function = schema["function"]
+    return {**schema, "function": {**function, "parameters": _strict(function["parameters"]), "strict": True}}
 
 
 def _refuse_unusable(tool: str, parameter: inspect.Parameter, hints: Mapping[str, object]) -> None:

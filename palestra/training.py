@@ -7,7 +7,8 @@ from there: what was sampled since is in the ledger, and is trained on once.
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -17,13 +18,13 @@ from palestra import agent, checkpoint, dispatch, hints, taskset
 from palestra.backends.opening import Opened, open_backend
 from palestra.collect import Collector
 from palestra.config import Config, Training
-from palestra.errors import ConfigError, StorageError, cause
+from palestra.errors import BackendError, ConfigError, StorageError, cause
 from palestra.evaluation import Result, evaluate
 from palestra.gather import learn
 from palestra.learner import StepLearner
 from palestra.ledger import Ledger, StepRecord
 from palestra.pace import Pace
-from palestra.protocols import Sampling, Trainer
+from palestra.protocols import Renderer, Sampling, Trainer
 from palestra.report import Reporter
 from palestra.rollout import Patience
 from palestra.runs import RunFolder
@@ -42,35 +43,46 @@ async def train(
     tasks, heldout = task_sets(config, config.training)
     # The ledger comes last: where the backend cannot be opened, no run has begun.
     async with open_backend(config, training=True) as backend:
-        if backend.trainer is None:
+        if backend.trainer is None or backend.renderer is None:
             raise ConfigError(f'backend.kind = {config.backend.kind!r} cannot train; use "torch"')
         with Ledger.open(run.ledger) as ledger:
             collector = make_collector(config, backend, ledger, run)
             collector.stopping, collector.on_trajectory = stopping, reporter.trajectory
-            return await _Training(
-                config, config.training, run, reporter, ledger, backend.trainer, collector, tasks, heldout
-            ).run()
+            with _resumable(f"palestra train --resume {run.path}"):
+                return await _Training(
+                    config, config.training, run, reporter, ledger, backend.trainer, backend.renderer, collector, tasks, heldout
+                ).run()
 
 
 async def evaluate_only(config: Config, run: RunFolder, reporter: Reporter) -> Result:
-    """Evaluate without training: pass@1 and, with several attempts at a task, pass@k."""
+    """Evaluate without training: pass@1 and, with several attempts at a task, pass@k. In a folder that holds part of it, what is
+    missing or failed is done."""
     heldout, samples = _heldout(config), config.evaluation.samples
     with Ledger.open(run.ledger) as ledger:
         async with open_backend(config, training=False) as backend:
             collector = make_collector(config, backend, ledger, run)
             collector.on_trajectory = reporter.trajectory
             reporter.begin_evaluation(0, len(heldout) * samples)
-            result = await evaluate(collector, heldout, samples, 0, sampling_of(config))
+            with _resumable(f"palestra eval --resume {run.path}"):
+                result = await evaluate(collector, heldout, samples, 0, sampling_of(config), again=True)
             reporter.end_evaluation(0, "sampled" if config.sampling.temperature else "greedy", result)
             run.write_summary(result.to_json())
             return result
 
 
+@contextmanager
+def _resumable(command: str) -> Iterator[None]:
+    """Say how to go on when the server comes back."""
+    try:
+        yield
+    except BackendError as error:
+        raise BackendError(f"{error}; what was done is kept, go on with: {command}") from None
+
+
 def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFolder) -> Collector:
     return Collector(
-        sampler=backend.sampler,
-        renderer=backend.renderer,
-        make_dispatcher=lambda: dispatch.make(config.dispatch, backend.sampler.capacity),
+        policies=backend.policies,
+        make_dispatcher=lambda: dispatch.make(config.dispatch, backend.policies.capacity),
         ledger=ledger,
         limits=agent.Limits(config.agent.turns, config.agent.seconds),
         context=config.agent.context,
@@ -96,6 +108,7 @@ class _Training:
     reporter: Reporter
     ledger: Ledger
     trainer: Trainer
+    renderer: Renderer
     collector: Collector
     tasks: Sequence[AnyTask]
     heldout: Sequence[AnyTask]
@@ -116,7 +129,7 @@ class _Training:
         await self._restore()
         if self.done == 0 and self.config.warm_start is not None:
             heldout = {task.id for task in self.heldout}
-            await warm_start(self.config.warm_start, self.trainer, self.collector.renderer, self.reporter, heldout)
+            await warm_start(self.config.warm_start, self.trainer, self.renderer, self.reporter, heldout)
         base = await self._evaluate(0, greedy=self.config.evaluation.greedy)
         if self.done < self.plan.steps:
             await self._learn()

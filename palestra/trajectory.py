@@ -5,7 +5,7 @@ trained on, and only what the sampler wrote has mask True.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -29,6 +29,9 @@ class Key:
 FinishReason = Literal["stop", "length"]
 """Why a completion ended: the model wrote a stop token, or it was cut at the limit."""
 
+Usage = Mapping[str, float]
+"""What a server charges for: requests, retries, tokens, cost. Usages add up key by key."""
+
 Stage = Literal["init", "run", "reward"]
 
 Stop = Literal["finish", "answer", "turns", "context", "time", "stuck"]
@@ -47,6 +50,8 @@ class Completion:
     logprobs: Sequence[float]
     versions: Sequence[int]
     finish: FinishReason
+    usage: Usage = field(default_factory=dict)
+    """Empty where nobody counts."""
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.logprobs) == len(self.versions):
@@ -92,6 +97,7 @@ class Turn:
     span: tuple[int, int]
     """Where the reply stands in its segment; empty for policies that see no tokens."""
     results: tuple[Message, ...] = ()
+    usage: Usage = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,8 @@ class Trajectory:
     artifact: JSON = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, float] = field(default_factory=dict)
+    """What all its turns were charged for, those of tries that failed included."""
     failure: Failure | None = None
     spans: list[Span] = field(default_factory=list)
     retried: list[Failure] = field(default_factory=list)
@@ -171,6 +179,10 @@ class Trajectory:
                 if turn.segment == number:
                     said.extend((turn.message, *turn.results))
         return said
+
+    def charge(self, usage: Usage) -> None:
+        for name, amount in usage.items():
+            self.usage[name] = self.usage.get(name, 0.0) + amount
 
     @property
     def sampled_tokens(self) -> int:

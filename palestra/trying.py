@@ -48,12 +48,12 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
             collector = make_collector(config, backend, ledger, RunFolder(Path(folder)))
             await prepare(task, collector.cache)
             limits = agent.Limits(config.agent.turns, config.agent.seconds)
-            policies = collector.policies(sampling_of(config))
+            opener = collector.opener(sampling_of(config))
             key = Key("eval", 0, task.id, 0)
             rollout = Rollout(
                 task,
                 key,
-                policies,
+                opener,
                 limits,
                 config.run.seed,
                 watch=lambda message: _show(console, message),

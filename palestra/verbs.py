@@ -46,15 +46,22 @@ def train(
         return _run(_with_sandboxes(resolved, training.train(resolved, run, reporter, stopping)))
 
 
-def evaluate(config: Config | str | Path, *overrides: str, quiet: bool = False) -> "Result":
-    """Evaluate on the held-out tasks. The trajectories are kept in a new folder `eval.N` in the run's folder."""
+def evaluate(config: Config | str | Path, *overrides: str, resume: bool = False, quiet: bool = False) -> "Result":
+    """Evaluate on the held-out tasks. The trajectories are kept in a new folder `eval.N` in the run's folder. With `resume`,
+    `config` is such a folder: what is missing or failed there is done."""
     from palestra import training
     from palestra.report import Reporter
     from palestra.runs import RunFolder, free_name
 
-    resolved = _load(config, overrides)
-    environments.require(resolved.backend.environment)
-    run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
+    if resume:
+        if overrides:
+            raise UsageError("an evaluation goes on as it was begun: overrides do not go with resume")
+        run, resolved = RunFolder.reopen(Path(str(config)))
+        environments.require(resolved.backend.environment)
+    else:
+        resolved = _load(config, overrides)
+        environments.require(resolved.backend.environment)
+        run = RunFolder.create(free_name(resolved.run.folder / "eval"), resolved)
     with closing(Reporter(resolved, run, quiet)) as reporter:
         return _run(_with_sandboxes(resolved, training.evaluate_only(resolved, run, reporter)))
 

@@ -19,6 +19,7 @@ from palestra.errors import InfrastructureError, TaskError
 from palestra.gather import Gathered
 from palestra.ledger import Ledger, StepRecord
 from palestra.pace import Pace
+from palestra.policy import TokenPolicies
 from palestra.protocols import Dispatcher, Renderer, Sampling
 from palestra.rollout import Patience
 from palestra.trajectory import Completion, Failure, Group, Key, Phase, Segment, Trajectory
@@ -35,12 +36,14 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def collector(renderer: Renderer, ledger: Ledger, tmp_path: Path) -> Collector:
-    return Collector(Dice(renderer), renderer, lambda: Bounded(4), ledger, Limits(4, 60.0), 100_000, 0, tmp_path / "cache")
+    policies = TokenPolicies(Dice(renderer), renderer)
+    return Collector(policies, lambda: Bounded(4), ledger, Limits(4, 60.0), 100_000, 0, tmp_path / "cache")
 
 
 def dice(collector: Collector) -> Dice:
-    assert isinstance(collector.sampler, Dice)
-    return collector.sampler
+    assert isinstance(collector.policies, TokenPolicies)
+    assert isinstance(collector.policies.sampler, Dice)
+    return collector.policies.sampler
 
 
 def opened(
@@ -115,7 +118,7 @@ async def test_the_schedule_changes_nothing(renderer: Renderer, tmp_path: Path) 
     ]
     for number, (make, turned) in enumerate((make, turned) for make in makers for turned in (False, True)):
         with Ledger.open(tmp_path / f"{number}.sqlite") as ledger:
-            collector = Collector(Dice(renderer), renderer, make, ledger, Limits(4, 60.0), 100_000, 0, tmp_path)
+            collector = Collector(TokenPolicies(Dice(renderer), renderer), make, ledger, Limits(4, 60.0), 100_000, 0, tmp_path)
             asked = tasks(4)[::-1] if turned else tasks(4)
             outcomes.append(what_happened(await trajectories(collector, asked, 3)))
     assert len(outcomes[0]) == 12

@@ -27,7 +27,7 @@ from palestra.errors import ToolError
 from palestra.ledger import Ledger
 from palestra.message import JSON, Message, user
 from palestra.pace import Pace
-from palestra.policy import TokenPolicy
+from palestra.policy import TokenPolicies, TokenPolicy
 from palestra.protocols import Capacity, Policy, Renderer, Sampling, Session
 from palestra.render.tokenizer import Own, Tokenizer
 from palestra.render.tokenizer import load as load_tokenizer
@@ -432,7 +432,8 @@ class RecordingSampler:
 async def test_samples_and_the_ledger_hold_the_very_tokens(kit: Kit, tmp_path: Path) -> None:
     sampler = RecordingSampler(kit)
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        collector = Collector(sampler, kit.renderer, lambda: Bounded(3), ledger, Limits(5, 60.0), 100_000, 0, tmp_path)
+        policies = TokenPolicies(sampler, kit.renderer)
+        collector = Collector(policies, lambda: Bounded(3), ledger, Limits(5, 60.0), 100_000, 0, tmp_path)
         async with collector.groups(iter([(0, [Chat("a")])]), 3, Pace(1, 1), Sampling()) as groups:
             group = group_of(await anext(groups))
         restored = list(ledger.finished("train", 0).values())

@@ -21,7 +21,7 @@ from palestra.ledger import Ledger
 from palestra.ledger.packing import pack, pack_segment
 from palestra.message import Message
 from palestra.pace import Pace
-from palestra.policy import TokenPolicy
+from palestra.policy import TokenPolicies, TokenPolicy
 from palestra.protocols import Renderer, Sampling
 from palestra.render import load
 from palestra.sandbox.local import LocalSandbox
@@ -419,8 +419,8 @@ async def test_a_hint_that_nobody_could_heed_is_neither(renderer: Renderer) -> N
 
 def _collector(renderer: Renderer, ledger: Ledger, folder: Path, settings: config.Hints | None, seed: int = 0) -> Collector:
     made = None if settings is None else hints.make(settings, 4, 100_000, renderer)
-    dice = Dice(renderer)
-    return Collector(dice, renderer, lambda: Bounded(4), ledger, Limits(4, 60.0), 100_000, seed, folder / "cache", hints=made)
+    policies = TokenPolicies(Dice(renderer), renderer)
+    return Collector(policies, lambda: Bounded(4), ledger, Limits(4, 60.0), 100_000, seed, folder / "cache", hints=made)
 
 
 async def _trained(renderer: Renderer, folder: Path, settings: config.Hints | None) -> dict[tuple[str, int], Trajectory]:

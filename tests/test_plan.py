@@ -29,6 +29,7 @@ from palestra.lab.recording import Call, Played, PlayedGroup, Recording, Step, r
 from palestra.lab.replay import Times, replay
 from palestra.message import JSON
 from palestra.plan import Plan, plan
+from palestra.policy import TokenPolicies
 from palestra.protocols import Renderer, Sampling, Session
 from palestra.report import Reporter
 from palestra.runs import RunFolder
@@ -116,7 +117,7 @@ class Runs:
 
     @asynccontextmanager
     async def open_backend(self, config: Config, training: bool) -> AsyncIterator[Opened]:
-        yield Opened(SlowDice(self.renderer), self.renderer, self.trainer)
+        yield Opened(TokenPolicies(SlowDice(self.renderer), self.renderer), self.renderer, self.trainer)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from palestra.errors import ConfigError, InfrastructureError, PalestraError
 from palestra.learner import REFILLS
 from palestra.ledger import Ledger
 from palestra.message import JSON
+from palestra.policy import TokenPolicies
 from palestra.protocols import Renderer
 from palestra.report import Reporter
 from palestra.runs import RunFolder
@@ -120,7 +121,7 @@ class Hall:
     async def open_backend(self, config: Config, training: bool) -> AsyncIterator[Opened]:
         sampler = Dice(self.renderer, version=lambda: self.trainer.version)
         try:
-            yield Opened(sampler, self.renderer, self.trainer)
+            yield Opened(TokenPolicies(sampler, self.renderer), self.renderer, self.trainer)
         finally:
             self.sampled += len(sampler.seeds)
 

@@ -20,6 +20,13 @@ def listing() -> Table:
         "trains and evaluates in this process",
     )
     table.add_row("scripted", "yes", "", "plays given replies, for tests of tasks and tools")
+    client = _version("httpx2")
+    table.add_row(
+        "openai",
+        "no: pip install palestra[openai]" if client is None else "yes",
+        _shown({"httpx2": client} if client else {}),
+        "evaluates models behind OpenAI-compatible servers",
+    )
     for name, environment in ENVIRONMENTS.items():
         installed = "yes" if environment.installed else f"no: palestra backends install {name}"
         table.add_row(name, installed, _shown(environment.versions()), environment.does)

@@ -12,7 +12,16 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.advantage import Estimator, SegmentWeight
-from palestra.config.backend import Backend, Scripted, Tinker, Torch, Verl, refuse_what_cannot_be_honoured
+from palestra.config.backend import (
+    Backend,
+    OpenAI,
+    Prices,
+    Scripted,
+    Tinker,
+    Torch,
+    Verl,
+    refuse_what_cannot_be_honoured,
+)
 from palestra.config.dispatch import (
     AnyDispatch,
     BatchDispatch,
@@ -41,7 +50,9 @@ __all__ = [
     "Hints",
     "LocalSandbox",
     "Loss",
+    "OpenAI",
     "PipelineDispatch",
+    "Prices",
     "Report",
     "Run",
     "Sampling",

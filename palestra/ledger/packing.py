@@ -32,6 +32,7 @@ def pack(trajectory: Trajectory) -> bytes:
         "answer": trajectory.answer,
         "artifact": trajectory.artifact,
         "metrics": trajectory.metrics,
+        "usage": trajectory.usage,
         "failure": _failure_to_json(trajectory.failure),
         "spans": trajectory.spans,
         "retried": [_failure_to_json(failure) for failure in trajectory.retried],
@@ -58,6 +59,7 @@ def unpack(
         artifact=value["artifact"],
         reward=reward,
         metrics=value["metrics"],
+        usage=value.get("usage", {}),  # ledgers of before have none
         failure=Failure(**value["failure"]) if value["failure"] else None,
         spans=[Span(*span) for span in value["spans"]],
         retried=[Failure(**failure) for failure in value["retried"]],
@@ -91,13 +93,15 @@ def _turn_to_json(turn: Turn) -> JSON:
         "segment": turn.segment,
         "span": turn.span,
         "results": [to_json(message) for message in turn.results],
+        "usage": dict(turn.usage),
     }
 
 
 def _turn_from_json(value: JSON) -> Turn:
     start, end = value["span"]
     results = tuple(from_json(message) for message in value["results"])
-    return Turn(from_json(value["message"]), value["finish"], value["segment"], (start, end), results)
+    usage = value.get("usage", {})
+    return Turn(from_json(value["message"]), value["finish"], value["segment"], (start, end), results, usage)
 
 
 def _failure_to_json(failure: Failure | None) -> JSON:
