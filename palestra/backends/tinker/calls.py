@@ -60,6 +60,14 @@ class Line:
         if answer.status_code == 404:
             raise UsageError(f"{self.address} is no Tinker server: it has no /api/v1/healthz; mend backend.base_url")
 
+    async def unload(self, model_id: str, key: str) -> None:
+        """Give back an adapter's place, which a server keeps only so many of. One that is gone will have forgotten anyway."""
+        with contextlib.suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(timeout=10.0) as client:
+                await client.post(
+                    f"{self.address.rstrip('/')}/api/v1/unload_model", json={"model_id": model_id}, headers={"X-API-Key": key}
+                )
+
 
 async def in_background(function: Callable[[], T]) -> T:
     """Run a blocking call of the SDK in a daemon thread: should it hang for ever, this process can still end."""

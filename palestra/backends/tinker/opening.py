@@ -35,24 +35,28 @@ async def open_tinker(
         await line.probe(key)
     sampler = TinkerSampler(line)
     service = tinker.ServiceClient(api_key=key, **({"base_url": address} if address else {}))
-    trainer: TinkerTrainer | None = None
-    if training:
-        async with line.calling(f"train {section.model}"):
-            client = await in_background(
-                lambda: service.create_lora_training_client(section.model, rank=section.rank, seed=config.run.seed)
-            )
-        trainer = TinkerTrainer(
-            service,
-            client,
-            sampler,
-            line,
-            server=section.server,
-            unit_weights=config.training is None or config.training.segment_weight == "segment",
-            max_grad_norm=config.training.max_grad_norm if config.training else 1.0,
-            model=section.model,
-        )
-        await trainer.publish_as(0)
-    else:
+    if not training:
         async with line.calling(f"sample from {section.model}"):
             sampler.replace_client(await in_background(lambda: service.create_sampling_client(base_model=section.model)), 0)
-    yield sampler, renderer, trainer
+        yield sampler, renderer, None
+        return
+    async with line.calling(f"train {section.model}"):
+        client = await in_background(
+            lambda: service.create_lora_training_client(section.model, rank=section.rank, seed=config.run.seed)
+        )
+    trainer = TinkerTrainer(
+        service,
+        client,
+        sampler,
+        line,
+        server=section.server,
+        unit_weights=config.training is None or config.training.segment_weight == "segment",
+        max_grad_norm=config.training.max_grad_norm if config.training else 1.0,
+        model=section.model,
+    )
+    try:
+        await trainer.publish_as(0)
+        yield sampler, renderer, trainer
+    finally:
+        if address:
+            await line.unload(client.model_id, key)

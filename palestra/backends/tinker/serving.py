@@ -47,7 +47,7 @@ def serve(model: Path, state: Path, host: str, port: int, sequences: int, micro_
         backend_config={
             "sample_max_num_sequences": sequences,
             "train_micro_batch_size": micro_batch,
-            "max_lora_adapters": 4,
+            "max_lora_adapters": 8,
         },
         checkpoints_base=state / "checkpoints",
         database_url=f"sqlite:///{state / 'tinker.db'}",

@@ -115,9 +115,8 @@ class TinkerTrainer:
         return self._version
 
     async def publish_as(self, version: int) -> None:
-        patience = tinker.RetryConfig(progress_timeout=self._line.seconds) if hasattr(tinker, "RetryConfig") else None
         async with self._line.calling("give weights to its sampler"):
-            client = await in_background(lambda: self._client.save_weights_and_get_sampling_client(retry_config=patience))
+            client = await in_background(self._client.save_weights_and_get_sampling_client)
         self._version = version
         self._sampler.replace_client(client, version)
 
