@@ -202,6 +202,8 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Complaint:
         (["train", "{config}"], ["backend.kind = 'scripted' cannot train", 'use "torch"']),
         (["train"], ["train takes a config file, or --resume RUN"]),
         (["train", "{config}", "--resume", "{folder}"], ["train takes a config file, or --resume RUN"]),
+        (["eval"], ["eval takes a config file, or --resume FOLDER"]),
+        (["eval", "--resume", "{folder}"], ["{folder} is no run"]),
         (["train", "--resume", "{folder}/nothing"], ["{folder}/nothing is no run", "give the folder of a run"]),
         (["train", "--resume", "{folder}"], ["{folder} is no run: it has no config.toml"]),
     ],
@@ -247,7 +249,6 @@ def test_a_folder_that_holds_a_run_is_refused(place: Place, complaint: Complaint
     [
         [],
         ["evaluate"],
-        ["eval"],
         ["check", "{config}", "--smaple", "3"],
         ["check", "{config}", "--sample", "x"],
         ["eval", "a", "--task=3"],

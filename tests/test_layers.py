@@ -135,6 +135,14 @@ ORDER = (
     "palestra.backends.tinker.opening",
     "palestra.backends.tinker.serving",
     "palestra.backends.tinker.engine",
+    "palestra.backends.openai",
+    "palestra.backends.openai.limits",
+    "palestra.backends.openai.usage",
+    "palestra.backends.openai.client",
+    "palestra.backends.openai.wire",
+    "palestra.backends.openai.chat",
+    "palestra.backends.openai.tokens",
+    "palestra.backends.openai.opening",
     "palestra.backends.opening",
     "palestra.statistics",
     "palestra.evaluation",
@@ -194,8 +202,15 @@ MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.openin
 """They open what a command or a config names, and so may import anything inside a function."""
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
-HEAVY |= {"tinker", "skyrl", "jax", "mcp"}
-MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bridges.verl", "palestra.bench")
+HEAVY |= {"tinker", "skyrl", "jax", "mcp", "httpx2"}
+MAY_BE_HEAVY = (
+    "palestra.loss",
+    "palestra.backends.torch",
+    "palestra.backends.tinker",
+    "palestra.backends.openai",
+    "palestra.bridges.verl",
+    "palestra.bench",
+)
 
 
 def _modules() -> dict[str, Path]:

@@ -41,10 +41,6 @@ def _refuse_what_cannot_be(config: Config, section: OpenAI, training: bool) -> N
             'backend.kind = "openai" samples and cannot train: evaluate with it (palestra eval), '
             'or train with a backend that has a trainer, such as kind = "torch"'
         )
-    if "temperature" in section.omit and config.sampling.temperature != 1:
-        raise ConfigError(
-            f"sampling.temperature = {config.sampling.temperature:g} would not be sent: backend.omit names it; leave it at 1"
-        )
     if section.seconds + section.patience > config.agent.seconds:
         raise ConfigError(
             f"backend.seconds + backend.patience = {section.seconds + section.patience:g} is more than "

@@ -212,7 +212,10 @@ def test_a_server_without_a_list_of_models_is_taken(run: Run) -> None:
         (("backend.base_url=localhost:8000",), "give an address such as https://api.openai.com/v1"),
         (("agent.context=6000",), "agent.context = 6000 is more than the 5000 tokens that http"),
         (("agent.seconds=60",), "backend.seconds + backend.patience = 420 is more than agent.seconds = 60"),
-        (("backend.omit=['temperature']", "sampling.temperature=0.0"), "sampling.temperature = 0 would not be sent"),
+        (
+            ("backend.omit=['temperature']", "sampling.temperature=0.0"),
+            "sampling.temperature = 0.0: the backend 'openai' does not send it, as omit says; it must be 1.0",
+        ),
         (("backend.mode=tokens",), 'mode = "tokens" needs backend.tokenizer'),
         (
             ("backend.mode=tokens", "backend.tokenizer=x", "backend.strict=true"),
