@@ -151,7 +151,6 @@ async def _peer(command: Sequence[str], count: int) -> dict[str, float] | str:
 
 async def _crowd(provider: Bubblewrap, snapshot: Snapshot, count: int) -> dict[str, Any]:
     """So many alive at once; each then runs a command."""
-    before = _available()
     slots = asyncio.Semaphore(16)
     async with AsyncExitStack() as stack:
 
@@ -160,27 +159,21 @@ async def _crowd(provider: Bubblewrap, snapshot: Snapshot, count: int) -> dict[s
                 return await stack.enter_async_context(provider.open(snapshot))
 
         sandboxes = await asyncio.gather(*(start() for _ in range(count)))
-        idle = (before - _available()) / count
-        pids = _children()
+        idle = _charged()
         answers = [await sandbox.run(["/bin/true"]) for sandbox in sandboxes]
         times = [answer.seconds * 1000 for answer in answers]
         alive = sum(answer.code == 0 for answer in answers)
-        private = sum(map(_private, pids)) / max(1, len(pids))
-    return {"alive": alive, "idle_mb": idle, "outer_process_mb": private, "command": _summary(times)}
+    return {"alive": alive, "idle_mb": idle, "command": _summary(times)}
 
 
-def _available() -> float:
-    """Megabytes of memory that nobody uses."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) / 1024
-
-
-def _private(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+def _charged() -> float | None:
+    """Megabytes that the kernel charges to each sandbox's control group, its own structures included; None without groups."""
+    memory = cgroup.hierarchies().get("memory")
+    if memory is None:
+        return None
+    name = ("memory.usage_in_bytes", "memory.current")[memory.version - 1]
+    used = [int(file.read_text()) for file in memory.own.glob(f"{cgroup.owner_name()}/*/{name}")]
+    return statistics.median(used) / 2**20 if used else None
 
 
 async def _cycles(provider: Bubblewrap, snapshot: Snapshot, count: int) -> dict[str, Any]:
@@ -267,8 +260,7 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         said = peer if isinstance(peer, str) else f"{peer['median']:.1f} ms"
         console.print(f"{name}, started for one command: {said}", markup=False)
     crowd, cycles = raw["crowd"], raw["cycles"]
-    console.print(
-        f"{crowd['alive']} alive at once, {crowd['idle_mb']:.2f} MB each, a command {crowd['command']['median']:.2f} ms"
-    )
+    each = "memory unknown" if crowd["idle_mb"] is None else f"{crowd['idle_mb']:.2f} MB each"
+    console.print(f"{crowd['alive']} alive at once, {each}, a command {crowd['command']['median']:.2f} ms")
     console.print(f"{cycles['count']} cycles in {cycles['seconds']:.1f} s, {cycles['killed']} killed from outside")
     console.print(f"left behind: {cycles['leaked']}")
