@@ -169,6 +169,7 @@ ORDER = (
     "palestra.bridges.verl.cpu.platform",
     "palestra.bridges.verl.cpu.server",
     "palestra.bridges.verl.cpu",
+    "palestra.bridges.verl.exporting",
     "palestra.bridges.verl.driving",
     "palestra.lab",
     "palestra.lab.clock",

@@ -34,7 +34,7 @@ async def open_backend(config: Config, training: bool) -> AsyncIterator[Opened]:
     elif isinstance(config.backend, Verl):
         raise ConfigError(
             "the backend 'verl' only trains; evaluate what it learned with backend.kind = \"torch\" and "
-            "backend.model = RUN/checkpoints/global_step_N/actor/huggingface"
+            'backend.adapter = RUN/adapter (after backend.train = "full": backend.model = RUN/adapter)'
         )
     elif isinstance(config.backend, OpenAI):
         try:

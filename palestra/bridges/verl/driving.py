@@ -20,6 +20,7 @@ from omegaconf import OmegaConf, open_dict
 
 from palestra import collect, sandboxes, taskset
 from palestra.backends.torch import model
+from palestra.bridges.verl.exporting import export
 from palestra.bridges.verl.record import Record
 from palestra.bridges.verl.scene import RECORD
 from palestra.bridges.verl.settings import settings
@@ -65,7 +66,7 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
         if not _drive(whole, watch, logs, run, stopping):
             reporter.stopped(run.path, steps_behind(run))
             return {"stopped": True, "steps": steps_behind(run)}
-        return _summarise(plan, run, watch, time.monotonic() - started)
+        return _summarise(config.backend, plan, run, watch, time.monotonic() - started)
 
 
 def steps_behind(run: RunFolder) -> int:
@@ -173,11 +174,11 @@ class _Remote:
         return ray.get(self._record.evaluation.remote(phase, step))  # type: ignore[no-any-return]
 
 
-def _summarise(plan: Training, run: RunFolder, watch: Watch, seconds: float) -> dict[str, Any]:
+def _summarise(section: Verl, plan: Training, run: RunFolder, watch: Watch, seconds: float) -> dict[str, Any]:
     base = watch.results.get(0) or watch.evaluate(0)
     final = watch.results.get(plan.steps) or watch.evaluate(plan.steps)
-    trained = run.checkpoints / f"global_step_{plan.steps}" / "actor"
-    adapter = next((folder for name in ("lora_adapter", "huggingface") if (folder := trained / name).is_dir()), trained)
+    adapter = run.path / "adapter"
+    export(run.checkpoints / f"global_step_{plan.steps}" / "actor", adapter, section)
     summary = {
         "base": base["sampled"].success.value,
         "final": final["sampled"].success.value,

@@ -44,6 +44,8 @@ def _refuse(config: Config, section: Verl, gpu: bool) -> None:
         raise ConfigError('backend.server = "embedded" is for machines without a GPU; write "vllm" or "sglang"')
     if not gpu and section.server in ("vllm", "sglang"):
         raise ConfigError(f'backend.server = "{section.server}" needs a GPU, and there is none; write "auto"')
+    if not gpu and config.loss.kl and section.train == "full":
+        raise ConfigError('loss.kl with backend.train = "full" needs a GPU: verl pins its reference\'s memory; train an adapter')
     if not gpu and (section.nodes > 1 or section.gpus > 1 or section.tensor_parallel > 1):
         raise ConfigError("without a GPU, backend.gpus, backend.nodes and backend.tensor_parallel must be 1")
 

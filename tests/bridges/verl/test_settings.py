@@ -68,6 +68,7 @@ def test_overrides_come_last() -> None:
         ({"agent": {"context": 20_000}}, "backend.pack_tokens"),
         ({"backend": {"server": "vllm"}}, 'backend.server = "vllm"'),
         ({"backend": {"gpus": 2}}, "backend.gpus"),
+        ({"backend": {"train": "full"}, "loss": {"kl": 0.1}}, "loss.kl"),
         ({"gpu": True, "backend": {"server": "embedded"}}, 'backend.server = "embedded"'),
     ],
 )

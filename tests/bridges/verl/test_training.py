@@ -111,6 +111,30 @@ def test_success_rises_across_the_death_of_a_server(model: Path, tmp_path: Path)
         assert final[0] / final[1] > base[0] / base[1]
         assert chance_of_equal(base, final) < 0.01, f"{how}: {base} → {final}"
     check_the_ledger(folder)
+    check_the_adapter(model, folder, tmp_path)
+
+
+def check_the_adapter(model: Path, folder: Path, tmp_path: Path) -> None:
+    """The embedded backend, with what verl has learned, solves what verl's server solved."""
+    plain = [
+        str(RECIPE / "train.toml"),
+        f"backend.model={model}",
+        f"backend.adapter={folder / 'adapter'}",
+        "sampling.temperature=0",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "palestra",
+        "eval",
+        *plain,
+        f"run.folder={tmp_path / 'eval'}",
+        "--json",
+        str(tmp_path / "eval.json"),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    success = json.loads((tmp_path / "eval.json").read_text())["pass@1"]["value"]
+    assert success == pytest.approx(summary(folder)["evaluations"]["final"]["greedy"]["pass@1"]["value"], abs=0.02)
 
 
 def check_the_ledger(folder: Path) -> None:
