@@ -162,6 +162,19 @@ ORDER = (
     "palestra.bridges.verl.cpu.server",
     "palestra.bridges.verl.cpu",
     "palestra.bridges.verl.driving",
+    "palestra.bridges.skyrl_train",
+    "palestra.bridges.skyrl_train.handover",
+    "palestra.bridges.skyrl_train.estimators",
+    "palestra.bridges.skyrl_train.losses",
+    "palestra.bridges.skyrl_train.sampler",
+    "palestra.bridges.skyrl_train.account",
+    "palestra.bridges.skyrl_train.generator",
+    "palestra.bridges.skyrl_train.trainers",
+    "palestra.bridges.skyrl_train.settings",
+    "palestra.bridges.skyrl_train.cpu_engine",
+    "palestra.bridges.skyrl_train.cpu_workers",
+    "palestra.bridges.skyrl_train.experiment",
+    "palestra.bridges.skyrl_train.entry",
     "palestra.lab",
     "palestra.lab.clock",
     "palestra.lab.workload",
@@ -195,7 +208,7 @@ MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.openin
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
 HEAVY |= {"tinker", "skyrl", "jax", "mcp"}
-MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bridges.verl", "palestra.bench")
+MAY_BE_HEAVY = ("palestra.loss", "palestra.backends.torch", "palestra.backends.tinker", "palestra.bridges", "palestra.bench")
 
 
 def _modules() -> dict[str, Path]:
