@@ -4,7 +4,7 @@ Whatever an earlier, interrupted run recorded is taken from the ledger instead o
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,9 @@ from palestra.protocols import Dispatcher, Policies, Sampling
 from palestra.rollout import OpenPolicy, OpenTools, Patience, Rollout, at_once, no_more_tools, seed_of
 from palestra.task import AnyTask
 from palestra.trajectory import Group, Key, Phase, Stage, Trajectory
+
+Ask = Callable[[Sequence[tuple[AnyTask, Key]], Sampling], Awaitable[list[Trajectory]]]
+"""Makes one attempt for each key, and gives the trajectories in the order asked."""
 
 
 class Recalled:
@@ -129,6 +132,43 @@ class Collector:
 
         async with aclosing(plan()) as makers, gather(makers, self.make_dispatcher(), pace, ended) as stream:
             yield stream
+
+    @asynccontextmanager
+    async def requests(self) -> AsyncIterator[Ask]:
+        """Attempts for whoever asks, when another trainer drives. All who ask share one dispatcher. What the user has to mend
+        ends the block; who waits for an attempt then waits in vain."""
+        wanted: asyncio.Queue[Attempt] = asyncio.Queue()
+        promised: dict[Attempt, asyncio.Future[Trajectory]] = {}
+
+        async def source() -> AsyncGenerator[Attempt, None]:
+            while True:
+                yield await wanted.get()
+
+        async def serve() -> None:
+            async with aclosing(source()) as attempts, self.make_dispatcher().stream(attempts) as stream:
+                async for attempt in stream:
+                    self._record(attempt)
+                    promise = promised.pop(attempt)
+                    if not promise.done():  # else nobody waits any more
+                        promise.set_result(attempt.trajectory)
+
+        async def ask(keys: Sequence[tuple[AnyTask, Key]], sampling: Sampling) -> list[Trajectory]:
+            await self._prepare([task for task, _ in keys])
+            recorded = {at: self.ledger.finished(*at) for at in {(key.phase, key.step) for _, key in keys}}
+            open_policy = self.opener(sampling)
+            attempts = [self._attempt(task, key, recorded[key.phase, key.step], open_policy) for task, key in keys]
+            for attempt in attempts:
+                promised[attempt] = asyncio.get_running_loop().create_future()
+                wanted.put_nowait(attempt)
+            return list(await asyncio.gather(*(promised[attempt] for attempt in attempts)))
+
+        try:
+            async with asyncio.TaskGroup() as beside:
+                serving = beside.create_task(serve())
+                yield ask
+                serving.cancel()
+        except BaseExceptionGroup as errors:
+            raise cause(errors) from None
 
     def _attempt(
         self,

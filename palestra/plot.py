@@ -19,8 +19,8 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
         found = {row["step"]: row["pass@1"] for row in rows if row.get("evaluation") == name}
         if found:
             values = [rate["value"] for rate in found.values()]
-            below = [rate["value"] - rate["low"] for rate in found.values()]
-            above = [rate["high"] - rate["value"] for rate in found.values()]
+            below = [max(0.0, rate["value"] - rate["low"]) for rate in found.values()]  # rounding may turn a 0 around
+            above = [max(0.0, rate["high"] - rate["value"]) for rate in found.values()]
             places = [step + shift for step in found]
             axes.errorbar(
                 places, values, yerr=[below, above], color=colour, marker="o", capsize=3, label=f"held-out success, {name}"

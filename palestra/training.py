@@ -4,10 +4,8 @@ A step is durable when its checkpoint is written and the ledger has committed it
 from there: what was sampled since is in the ledger, and is trained on once.
 """
 
-import asyncio
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +16,8 @@ from palestra import agent, checkpoint, dispatch, hints, taskset
 from palestra.backends.opening import Opened, open_backend
 from palestra.collect import Collector
 from palestra.config import Config, Training
-from palestra.errors import BackendError, ConfigError, StorageError, cause
-from palestra.evaluation import Result, evaluate
+from palestra.errors import BackendError, ConfigError, StorageError
+from palestra.evaluation import Result, evaluate, evaluate_both
 from palestra.gather import learn
 from palestra.learner import StepLearner
 from palestra.ledger import Ledger, StepRecord
@@ -30,7 +28,6 @@ from palestra.rollout import Patience
 from palestra.runs import RunFolder
 from palestra.task import AnyTask
 from palestra.tools.mcp import open_tools
-from palestra.trajectory import Phase
 from palestra.warm_start import warm_start
 
 
@@ -204,32 +201,17 @@ class _Training:
 
     async def _evaluate(self, step: int, greedy: bool = False) -> dict[str, Result]:
         """Evaluate after so many steps, and keep the best policy's weights."""
-        settings, sampling = self.config.evaluation, sampling_of(self.config)
-        kinds: dict[str, tuple[int, Sampling, Phase]] = {"sampled": (settings.samples, sampling, "eval")}
-        if greedy:
-            kinds["greedy"] = (1, dataclasses.replace(sampling, temperature=0.0), "greedy")
-        self.reporter.begin_evaluation(step, len(self.heldout) * sum(samples for samples, _, _ in kinds.values()))
-        # Side by side: what one leaves of the sampler towards its end, the other one uses.
-        try:
-            async with asyncio.TaskGroup() as both:
-                running = {
-                    name: both.create_task(evaluate(self.collector, self.heldout, samples, step, how, phase))
-                    for name, (samples, how, phase) in kinds.items()
-                }
-        except BaseExceptionGroup as errors:
-            raise cause(errors) from None
-        results = {name: task.result() for name, task in running.items()}
+        settings = self.config.evaluation
+        self.reporter.begin_evaluation(step, len(self.heldout) * (settings.samples + greedy))
+        sampling = sampling_of(self.config)
+        results = await evaluate_both(self.collector, self.heldout, settings.samples, step, sampling, greedy)
         if self.collector.stopping():
             raise _Stopped  # some attempts may be missing; those that are done count when the run goes on
         success = results["sampled"].success.value
         if success > self.best[0]:
             self.best = (success, step)
             await self.trainer.export(self.run_folder.path / "best")
-        known = {(row["step"], row.get("evaluation")) for row in self.run_folder.read_metrics()}
-        for name, result in results.items():
-            if (step, name) not in known:  # a run that goes on finds what it evaluated before in the ledger
-                self.run_folder.append_metrics({"step": step, "evaluation": name, **result.to_json()})
-            self.reporter.end_evaluation(step, name, result)
+        record_evaluation(self.run_folder, self.reporter, step, results)
         return results
 
     async def _stop_early(self) -> dict[str, Any]:
@@ -254,6 +236,14 @@ class _Training:
         self.run_folder.write_summary(summary)
         self.reporter.finished(self.run_folder, summary)
         return summary
+
+
+def record_evaluation(run: RunFolder, reporter: Reporter, step: int, results: Mapping[str, Result]) -> None:
+    known = {(row["step"], row.get("evaluation")) for row in run.read_metrics()}
+    for name, result in results.items():
+        if (step, name) not in known:  # a run that goes on finds what it evaluated before in the ledger
+            run.append_metrics({"step": step, "evaluation": name, **result.to_json()})
+        reporter.end_evaluation(step, name, result)
 
 
 def sampling_of(config: Config) -> Sampling:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from palestra import environments, sandboxes
-from palestra.config import Config, Verl, load
+from palestra.config import Config, Skyrl, Verl, load
 from palestra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ def train(
         environments.require(resolved.backend.environment)
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
     with closing(Reporter(resolved, run, quiet)) as reporter, _draining() as stopping:
+        if isinstance(resolved.backend, Skyrl):
+            from palestra.bridges.skyrl_train.entry import train as drive_skyrl
+
+            return _aside(lambda: drive_skyrl(resolved, run, reporter, stopping))
         if isinstance(resolved.backend, Verl):
             from palestra.bridges.verl.driving import train as drive_verl
 
@@ -98,13 +102,18 @@ async def _with_sandboxes(config: Config, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; in a thread of its own where a loop is running already, as in a notebook."""
+    """Run to the end, also where a loop is running already, as in a notebook."""
+    return _aside(lambda: asyncio.run(work))
+
+
+def _aside(work: Callable[[], T]) -> T:
+    """Do something that runs an event loop of its own; in another thread where one is running already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return work()
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        return pool.submit(work).result()
 
 
 @contextmanager

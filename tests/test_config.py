@@ -335,6 +335,34 @@ def test_what_a_backend_cannot_honour_is_refused_by_name(section: str, key: str,
     parse(bad | {"backend": {"kind": "torch"}})
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "right"),
+    [
+        ("loss", "kind", "cross_entropy", "'ppo' or 'importance_sampling' or 'gspo' or 'cispo'"),
+        ("loss", "kl", 0.1, "0.0"),
+        ("training", "warmup_steps", 2, "0"),
+        ("training", "segment_weight", "trajectory", "'segment'"),
+        ("training", "refill", True, "False"),
+        ("training", "oversample", 1.5, "1.0"),
+        ("training", "shuffle_rewards", True, "False"),
+    ],
+)
+def test_what_skyrl_cannot_honour_is_refused_by_name(section: str, key: str, value: object, right: str) -> None:
+    good = BASE | {"backend": {"kind": "skyrl", "model": "some/model"}, "training": TRAINING}
+    parse(good)
+    bad = good | {section: {**good.get(section, {}), key: value}}
+    with pytest.raises(ConfigError) as error:
+        parse(bad)
+    assert str(error.value).startswith(f"config: {section}.{key} = {value!r}: the backend 'skyrl' ")
+    assert str(error.value).endswith(f"; it must be {right}")
+
+
+def test_skyrl_is_given_a_model_that_has_been_warmed_up(tmp_path: Path) -> None:
+    warm_start = {"data": str(tmp_path / "demos.jsonl"), "steps": 2}
+    with pytest.raises(ConfigError, match=r"warm_start = .*: the backend 'skyrl' begins with the model that it is given"):
+        parse(BASE | {"backend": {"kind": "skyrl", "model": "some/model"}, "warm_start": warm_start})
+
+
 def test_what_only_one_server_cannot_honour_is_not_refused_for_the_other() -> None:
     parse(BASE | {"backend": TINKER | {"server": "tinker"}, "training": TRAINING | {"staleness": 1}})
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from palestra.config import Config, OpenAI, Scripted, Tinker, Verl
+from palestra.config import Config, OpenAI, Scripted, Skyrl, Tinker, Verl
 from palestra.errors import ConfigError
 from palestra.policy import TokenPolicies
 from palestra.protocols import Policies, Renderer, Trainer
@@ -35,6 +35,11 @@ async def open_backend(config: Config, training: bool) -> AsyncIterator[Opened]:
         raise ConfigError(
             "the backend 'verl' only trains; evaluate what it learned with backend.kind = \"torch\" and "
             'backend.adapter = RUN/adapter (after backend.train = "full": backend.model = RUN/adapter)'
+        )
+    elif isinstance(config.backend, Skyrl):
+        raise ConfigError(
+            "the backend 'skyrl' only trains; evaluate what it learned with backend.kind = \"torch\" and "
+            "backend.adapter = RUN/adapter"
         )
     elif isinstance(config.backend, OpenAI):
         try:

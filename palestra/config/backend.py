@@ -252,7 +252,48 @@ SENT = {
 """What a chat request holds, or must not."""
 
 
-AnyBackend = Torch | Scripted | Tinker | Verl | OpenAI
+class Skyrl(BackendSection):
+    """SkyRL-train drives: its trainer, its workers and its engines. Palestra makes the rollouts."""
+
+    kind: Literal["skyrl"]
+    model: Model
+    """A folder or a hub name."""
+    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
+    thinking: Literal["keep", "off"] = "off"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    train: Literal["lora", "full"] = "lora"
+    lora: Lora = Lora()
+    micro_batch: PositiveInt | None = None
+    """Sequences of one training pass; when not given, the most up to 8 that divide the attempts of a step."""
+    seconds: PositiveFloat = 300.0
+    """Time for one reply. An engine that takes longer has failed, and the rollout is tried again."""
+    threads: NonNegativeInt = 0
+    """Without a GPU: CPU threads; 0 leaves it to torch."""
+    kv_tokens: PositiveInt = 131_072
+    """Without a GPU: tokens whose keys and values the sampler may keep."""
+    gpus: PositiveInt = 1
+    """GPUs of the trainer, on one machine."""
+    engines: PositiveInt = 1
+    """vLLM engines of one GPU each."""
+    colocate: bool = True
+    """Trainer and engines take turns on the same GPUs; with staleness they never do."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """SkyRL's own settings by their dotted names, where Palestra has no key for them."""
+
+    environment: ClassVar[str | None] = "skyrl"
+    only: ClassVar[tuple[Only, ...]] = (
+        Only("warm_start", (None,), "begins with the model that it is given"),
+        Only("loss.kind", ("ppo", "importance_sampling", "gspo", "cispo"), "computes an advantage for every loss"),
+        Only("loss.kl", (0.0,), "averages a KL over sequences, those that are not trained on included"),
+        Only("training.warmup_steps", (0,), "would begin a warm-up at a learning rate of 0"),
+        Only("training.segment_weight", ("segment",), "weighs every sequence as 1"),
+        Only("training.refill", (False,), "draws whole batches again instead of groups"),
+        Only("training.oversample", (1.0,), "waits for every group that it asked for"),
+        Only("training.shuffle_rewards", (False,), "computes advantages from the rewards as they are"),
+    )
+
+
+AnyBackend = Torch | Scripted | Tinker | Verl | Skyrl | OpenAI
 
 Backend = Annotated[AnyBackend, Field(discriminator="kind")]
 
