@@ -179,7 +179,7 @@ class OpenAI(BackendSection):
 
     kind: Literal["openai"]
     base_url: str
-    """Where the server's API begins, such as `https://api.openai.com/v1`."""
+    """Where the server's API begins, such as `https://api.example.com/v1`."""
     model: str
     """The model as the server calls it."""
     key_variable: str | None = None
@@ -218,7 +218,7 @@ class OpenAI(BackendSection):
     def _is_an_address(cls, value: str) -> str:
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ValueError("give an address such as https://api.openai.com/v1, without a key in it")
+            raise ValueError("give an address such as https://api.example.com/v1, without a key in it")
         return value.rstrip("/")
 
     @pydantic.field_validator("key_variable")

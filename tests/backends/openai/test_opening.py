@@ -209,7 +209,7 @@ def test_a_server_without_a_list_of_models_is_taken(run: Run) -> None:
             "the environment variable NOT_SET_HERE is not set; export it with the server's key",
         ),
         ((f"backend.key_variable={KEY}",), "not the key itself"),
-        (("backend.base_url=localhost:8000",), "give an address such as https://api.openai.com/v1"),
+        (("backend.base_url=localhost:8000",), "give an address such as https://api.example.com/v1"),
         (("agent.context=6000",), "agent.context = 6000 is more than the 5000 tokens that http"),
         (("agent.seconds=60",), "backend.seconds + backend.patience = 420 is more than agent.seconds = 60"),
         (
