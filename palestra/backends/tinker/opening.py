@@ -12,7 +12,7 @@ from palestra.backends.tinker.sampler import TinkerSampler
 from palestra.backends.tinker.trainer import TinkerTrainer
 from palestra.backends.torch.model import locate
 from palestra.config import Config, Tinker
-from palestra.errors import ConfigError
+from palestra.errors import ConfigError, ModelError, nearest
 from palestra.protocols import Renderer
 
 KEY = "TINKER_API_KEY"
@@ -35,6 +35,11 @@ async def open_tinker(
         await line.probe(key)
     sampler = TinkerSampler(line)
     service = tinker.ServiceClient(api_key=key, **({"base_url": address} if address else {}))
+    async with line.calling("say which models it has"):
+        offered = await in_background(service.get_server_capabilities)
+        names = [model.model_name for model in offered.supported_models]
+    if section.model not in names:  # SkyRL's server would take any name, and use the model that it has
+        raise ModelError(f"the Tinker server at {line.address} has no model {section.model!r}{nearest(section.model, names)}")
     if not training:
         async with line.calling(f"sample from {section.model}"):
             sampler.replace_client(await in_background(lambda: service.create_sampling_client(base_model=section.model)), 0)
