@@ -116,8 +116,6 @@ class Experiment(BasePPOExp):
         renderer = render.load(job.model, job.section.renderer, job.section.thinking)
         opened = Opened(TokenPolicies(self.sampler, renderer), renderer, None)
         self.collector: Collector = make_collector(job.config, opened, job.ledger, job.run)
-            job.config, Opened(TokenPolicies(self.sampler, renderer), renderer, None), job.ledger, job.run
-        )
         self.collector.on_trajectory = self._heard_of
         rules = Rules(job.plan.estimator, job.plan.min_group, frozenset(job.plan.masked_stops))
         self.generator = PalestraGenerator(job.tasks, self.collector, rules, self.account, tokenizer.pad_token_id)
