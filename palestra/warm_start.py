@@ -40,7 +40,8 @@ def load_samples(section: WarmStart, renderer: Renderer, heldout: Collection[str
         is_ledger = file.read(len(SQLITE)) == SQLITE
     samples = list(_from_ledger(path, section.min_reward, heldout) if is_ledger else _from_jsonl(path, renderer))
     if not samples:
-        raise ConfigError(f"warm_start.data = {str(section.data)!r} gives no samples")
+        why = f"; no attempt with at least {section.min_reward:g} has sampled tokens (those through a chat server have none)"
+        raise ConfigError(f"warm_start.data = {str(section.data)!r} gives no samples{why if is_ledger else ''}")
     return samples
 
 

@@ -98,6 +98,7 @@ def serving(answer: Answer) -> Iterator[Served]:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = 128  # with fewer, connections that come together are refused on a busy machine
 
         def handle_error(self, *_: object) -> None: ...  # the other side hung up
 

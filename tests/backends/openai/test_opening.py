@@ -13,7 +13,11 @@ from http_server import Answer, Asked, Fault, Said, chat, play, refusal, serving
 
 from palestra.backends.openai import client as module
 from palestra.cli import main
+from palestra.config import WarmStart
+from palestra.errors import ConfigError
 from palestra.ledger import Ledger
+from palestra.protocols import Renderer
+from palestra.warm_start import load_samples
 
 TASKS = '''
 from dataclasses import dataclass
@@ -104,6 +108,16 @@ def test_an_evaluation_with_its_account(run: Run, tmp_path: Path, capsys: pytest
         assert row.trajectory.usage == row.trajectory.turns[0].usage
         assert ledger.verify() == []
     assert KEY not in (tmp_path / "run" / "eval.1" / "config.toml").read_text()
+
+
+def test_nothing_is_learned_from_what_a_chat_server_said(run: Run, tmp_path: Path, renderer: Renderer) -> None:
+    answer = chat(calls=[("done", '{"answer": "tea"}')], prompt_token_ids=[1, 2], token_ids=[3])
+    with serving(served(lambda _: answer)) as server:
+        assert run("eval", server.url, "backend.token_ids=true") == 0
+    with Ledger.open(tmp_path / "run" / "eval.1" / "ledger.sqlite", read_only=True) as ledger:
+        assert all(row.trajectory.segments[0].tokens == [1, 2, 3] for row in ledger.trajectories())
+    with pytest.raises(ConfigError, match="gives no samples; no attempt with at least 1 has sampled tokens"):
+        load_samples(WarmStart(data=tmp_path / "run" / "eval.1", steps=1), renderer)
 
 
 def test_try_shows_one_task(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
