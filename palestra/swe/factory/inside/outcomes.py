@@ -91,4 +91,4 @@ def pytest_configure(config: pytest.Config) -> None:
     """As a plugin of a plain pytest run: the path comes by the environment, and does not stay there."""
     path = os.environ.pop("PALESTRA_OUTCOMES", None)
     if path is not None:
-        config.pluginmanager.register(Outcomes(path), "outcomes")
+        config.pluginmanager.register(Outcomes(path))
