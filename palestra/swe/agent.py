@@ -26,7 +26,6 @@ class Desk:
     """What one attempt works with."""
 
     workspace: Workspace
-    search: CodeSearch | None
     commit: str
     """What its changes are told from."""
 
@@ -34,9 +33,8 @@ class Desk:
     def folder(self) -> str:
         return self.workspace.folder
 
-    @property
     def tools(self) -> list[Callable[..., object]]:
-        return [*self.workspace.tools[:-1], *(self.search.tools() if self.search else ()), self.workspace.finish]
+        return self.workspace.tools()
 
     async def diff(self) -> str:
         return await grading.harvest(self.workspace.sandbox, self.folder, self.commit)
@@ -46,11 +44,12 @@ async def sit_down(sandbox: Sandbox, folder: str, search: bool, index: CodeIndex
     """Make the folder, as it is now, the repository that an agent begins with. `index` is that of the same files on this machine,
     where there is one."""
     commit = await grading.begin(sandbox, folder)
-    tools = CodeSearch.in_sandbox(sandbox, folder, index) if search else None
-    return Desk(await Workspace.open(sandbox, folder), tools, commit)
+    workspace = await Workspace.open(sandbox, folder)
+    workspace.search = CodeSearch.in_sandbox(sandbox, folder, index) if search else None
+    return Desk(workspace, commit)
 
 
 def prompt(desk: Desk, problem: str, more: str = "") -> Sequence[Message]:
     """What the agent is told first: its work, where to begin, and the problem."""
-    guidance = [WORK.format(folder=desk.folder), SEARCH if desk.search else NO_SEARCH, *([more] if more else [])]
+    guidance = [WORK.format(folder=desk.folder), SEARCH if desk.workspace.search else NO_SEARCH, *([more] if more else [])]
     return [system("\n\n".join(guidance)), user(problem)]

@@ -43,8 +43,8 @@ class SmallBugFix(BugFix):
         return [told, *turns, user(self.recipe.statement)]
 
     def tools(self, env: Desk) -> Sequence[Callable[..., object]]:
-        look = env.search.search_symbol if env.search else env.workspace.shell.bash
-        return [look, env.workspace.editor.edit, env.workspace.finish]
+        ours = env.workspace
+        return [ours.search.search_symbol if ours.search else ours.shell.bash, ours.editor.edit, ours.finish]
 
 
 def easy(recipes: Sequence[Recipe], search: bool, shown: Sequence[Recipe]) -> list[SmallBugFix]:

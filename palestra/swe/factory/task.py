@@ -50,7 +50,7 @@ class BugFix(Task[Desk, str]):
         return agent.prompt(env, self.recipe.statement, TESTS)
 
     def tools(self, env: Desk) -> Sequence[Callable[..., object]]:
-        return env.tools
+        return env.tools()
 
     async def harvest(self, env: Desk, trajectory: Trajectory) -> str:
         return await env.diff()

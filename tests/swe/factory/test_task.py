@@ -15,6 +15,7 @@ from palestra.collect import Collector
 from palestra.dispatch.bounded import Bounded
 from palestra.ledger import Ledger
 from palestra.message import ToolCall
+from palestra.policy import TokenPolicies
 from palestra.protocols import Renderer, Sampling
 from palestra.swe.factory import localise
 from palestra.swe.factory.edit import apply
@@ -92,7 +93,7 @@ async def test_an_agent_that_uses_the_tools_mends_a_bug(tmp_path: Path, bug: Bug
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
         limits = Limits(8, 120.0, remind=2, context=100_000)
         collector = Collector(
-            ScriptedSampler(script, renderer), renderer, lambda: Bounded(1), ledger, limits, 100_000, 0, tmp_path
+            TokenPolicies(ScriptedSampler(script, renderer), renderer), lambda: Bounded(1), ledger, limits, 100_000, 0, tmp_path
         )
         async with collector.trajectories([bug], 1, "eval", 0, Sampling(max_tokens=4000, stop_ids=renderer.stop_ids)) as stream:
             async for trajectory in stream:
