@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from palestra import config
 from palestra.errors import ToolError
 from palestra.hints import Hints
 from palestra.message import Message, ToolCall, user
 from palestra.protocols import Policy
+from palestra.reminders import remind
 from palestra.tool import ERROR, Finish, Outcome, Rewrite, Toolbox
 from palestra.trajectory import Span, Stop, Trajectory, now
 
@@ -18,6 +20,14 @@ CUT_OFF = "Your reply was cut off at its length limit before it called a tool. B
 class Limits:
     turns: int
     seconds: float
+    remind: int = 0
+    """Every so many turns, say what is left; 0: never."""
+    context: int = 0
+    """Tokens of a segment, for that."""
+
+    @staticmethod
+    def of(section: config.Agent) -> "Limits":
+        return Limits(section.turns, section.seconds, section.remind, section.context)
 
 
 Watch = Callable[[Message], None]
@@ -38,7 +48,7 @@ async def run(
     trajectory.hints = None if hints is None else []
     try:
         async with asyncio.timeout(limits.seconds) as budget:
-            trajectory.stop = await _converse(policy, prompt, tools, limits.turns, trajectory, watch, hints)
+            trajectory.stop = await _converse(policy, prompt, tools, limits, trajectory, watch, hints)
     except TimeoutError:
         if not budget.expired():  # a tool's own time limit is no stop of the run
             raise
@@ -51,13 +61,13 @@ async def _converse(
     policy: Policy,
     prompt: Sequence[Message],
     tools: Toolbox,
-    turns: int,
+    limits: Limits,
     trajectory: Trajectory,
     watch: Watch,
     hints: Hints | None,
 ) -> Stop:
     await _begin(policy, prompt, tools, trajectory, watch)
-    for _ in range(turns):
+    for _ in range(limits.turns):
         asked = now()
         turn = await policy.act()
         trajectory.spans.append(Span("sample", asked, now()))
@@ -87,6 +97,8 @@ async def _converse(
                 return "stuck"
             if (hint := hints.give(trajectory, tools.schemas())) is not None:
                 watch(user(hint))
+        if (said := remind(trajectory, limits.remind, limits.turns, limits.context)) is not None:
+            watch(user(said))
         await policy.observe(turn.results)
     return "turns"
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ class Verdict:
     gold: float | None
     noop: float | None
     problems: tuple[str, ...]
+    seconds: float = 0.0
+    """What both took together, each from its setup to its score."""
 
 
 def choose(tasks: Sequence[AnyTask], only: Sequence[str], sample: int | None, seed: int) -> list[AnyTask]:
@@ -43,7 +47,8 @@ def choose(tasks: Sequence[AnyTask], only: Sequence[str], sample: int | None, se
 
 
 async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Verdict], None]) -> dict[str, Any]:
-    """Check every task: how many `tasks`, in how many of them `gold` scored 1 and `noop` scored 0, and the `failures`."""
+    """Check every task: how many `tasks`, in how many of them `gold` scored 1 and `noop` scored 0, the `failures`, and
+    the `seconds` that a task took."""
     limit = asyncio.Semaphore(CONCURRENT)
     verdicts: list[Verdict] = []
 
@@ -59,16 +64,19 @@ async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Ver
                 group.create_task(one(task))
     except BaseExceptionGroup as errors:
         raise cause(errors) from None
+    took = [verdict.seconds for verdict in verdicts]
     return {
         "tasks": len(verdicts),
         "gold": sum(v.gold is not None and v.gold >= SUCCESS for v in verdicts),
         "noop": sum(v.noop == 0 for v in verdicts),
         "failures": {v.task_id: list(v.problems) for v in verdicts if v.problems},
+        "seconds": {"median": statistics.median(took), "most": max(took)},
     }
 
 
 async def _check(task: AnyTask, cache: Path) -> Verdict:
     await prepare(task, cache)
+    started = time.monotonic()
     gold, gold_problem = await _score(task, "gold")
     noop, noop_problem = await _score(task, "noop")
     problems = [problem for problem in (gold_problem, noop_problem) if problem]
@@ -76,7 +84,7 @@ async def _check(task: AnyTask, cache: Path) -> Verdict:
         problems.append(f"the gold solution scores {gold:g}, not 1")
     if noop is not None and noop != 0:
         problems.append(f"doing nothing scores {noop:g}, not 0")
-    return Verdict(task.id, gold, noop, tuple(problems))
+    return Verdict(task.id, gold, noop, tuple(problems), time.monotonic() - started)
 
 
 async def _score(task: AnyTask, what: Literal["gold", "noop"]) -> tuple[float | None, str | None]:

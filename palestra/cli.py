@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     check = _verb(verbs, "check", "prove the tasks: the gold solution scores 1, doing nothing scores 0")
     check.add_argument("--only", metavar="IDS", help="task ids, separated by commas")
     check.add_argument("--sample", type=int, metavar="N", help="so many tasks, chosen by run.seed")
-    check.add_argument("--json", type=Path, metavar="PATH", help="write tasks, gold, noop and failures here")
+    check.add_argument("--json", type=Path, metavar="PATH", help="write tasks, gold, noop, failures and seconds here")
     check.set_defaults(verb=_check)
 
     plan = verbs.add_parser("plan", help="where a run's time went, and what each change would save")
@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(verb=_plan)
 
     _add_backends(verbs)
+    _add_factory(verbs)
     _add_sandbox(verbs)
     mcp = verbs.add_parser("mcp", help="give tools to other programs, over MCP").add_subparsers(required=True, metavar="WHAT")
     serve = mcp.add_parser("serve", help="serve shell, editor and code search on standard input and output")
@@ -137,6 +138,41 @@ def _add_sandbox(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     sweep = kinds.add_parser("sweep", help="remove what crashed processes left behind")
     sweep.add_argument("--snapshots", action="store_true", help="also every snapshot in the cache; nothing may be using them")
     sweep.set_defaults(verb=_sandbox_sweep)
+
+
+def _add_factory(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    factory = verbs.add_parser("factory", help="bug-fix tasks from real packages: make a set, or prove that its tests are enough")
+    kinds = factory.add_subparsers(required=True, metavar="WHAT")
+    make = kinds.add_parser("make", help="make a task set; every task is proven as it is made")
+    make.add_argument("path", type=Path, metavar="SET", help="the file to write, such as set.jsonl.gz")
+    make.add_argument("--packages", metavar="NAMES", help="separated by commas; all by default")
+    make.add_argument("--each", type=int, default=66, metavar="N", help="up to so many tasks of a package; 66 by default")
+    make.add_argument("--seed", type=int, default=0, metavar="N", help="decides which changes are tried; 0 by default")
+    make.add_argument("--json", type=Path, metavar="PATH", help="write what became of all that was tried here")
+    make.set_defaults(verb=_factory_make)
+    prove = kinds.add_parser("prove", help="run the whole suites on a sample, and compare")
+    prove.add_argument("path", type=Path, metavar="SET", help="the task set")
+    prove.add_argument("--sample", type=int, default=50, metavar="N", help="so many tasks; 50 by default")
+    prove.add_argument("--seed", type=int, default=0, metavar="N", help="decides which; 0 by default")
+    prove.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    prove.set_defaults(verb=_factory_prove)
+
+
+def _factory_make(options: argparse.Namespace) -> int:
+    from palestra.swe.factory import verbs
+
+    names = [name for name in (options.packages or "").split(",") if name]
+    console = Console(soft_wrap=True, highlight=False)
+    _write_json(options.json, asyncio.run(verbs.make(console, options.path, names, options.each, options.seed)))
+    return 0
+
+
+def _factory_prove(options: argparse.Namespace) -> int:
+    from palestra.swe.factory import verbs
+
+    console = Console(soft_wrap=True, highlight=False)
+    _write_json(options.json, asyncio.run(verbs.prove(console, options.path, options.sample, options.seed)))
+    return 0
 
 
 def _sandbox_run(options: argparse.Namespace) -> int:
@@ -232,6 +268,8 @@ def _check(options: argparse.Namespace) -> int:
     only = [name for name in (options.only or "").split(",") if name]
     result = check(options.config, *options.overrides, only=only, sample=options.sample, on_verdict=show)
     console.print(f"{result['tasks']} tasks: gold scores 1 in {result['gold']}, doing nothing scores 0 in {result['noop']}")
+    if (took := result["seconds"])["most"] >= 1:
+        console.print(f"both together took {took['median']:.1f} s for a task (median), {took['most']:.1f} s at most")
     _write_json(options.json, result)
     return 1 if result["failures"] else 0
 

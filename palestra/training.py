@@ -81,7 +81,7 @@ def make_collector(config: Config, backend: Opened, ledger: Ledger, run: RunFold
         policies=backend.policies,
         make_dispatcher=lambda: dispatch.make(config.dispatch, backend.policies.capacity),
         ledger=ledger,
-        limits=agent.Limits(config.agent.turns, config.agent.seconds),
+        limits=agent.Limits.of(config.agent),
         context=config.agent.context,
         seed=config.run.seed,
         cache=run.cache,

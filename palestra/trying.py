@@ -47,7 +47,7 @@ async def _try(config: Config, task: AnyTask, console: Console) -> int:
         async with provided(lambda: make_provider(config.sandbox)), open_backend(config, training=False) as backend:
             collector = make_collector(config, backend, ledger, RunFolder(Path(folder)))
             await prepare(task, collector.cache)
-            limits = agent.Limits(config.agent.turns, config.agent.seconds)
+            limits = agent.Limits.of(config.agent)
             opener = collector.opener(sampling_of(config))
             key = Key("eval", 0, task.id, 0)
             rollout = Rollout(

@@ -10,6 +10,7 @@ from palestra import agent
 from palestra.agent import CUT_OFF, Limits
 from palestra.backends.scripted import Reply, ScriptedSession
 from palestra.errors import InfrastructureError, ToolError
+from palestra.hints.steps import steps_of
 from palestra.message import Message, ToolCall, assistant, user
 from palestra.policy import TokenPolicy
 from palestra.protocols import Renderer, Sampling
@@ -256,3 +257,36 @@ async def test_tools_may_be_asynchronous_and_results_structured(renderer: Render
 
     trajectory = await run(renderer, calling(("count", {"to": 3})), "ok", tools=[count])
     assert [result.content for result in trajectory.turns[0].results] == ["[0, 1, 2]"]
+
+
+# Reminders
+
+
+async def remember(renderer: Renderer, remind: int, turns: int) -> tuple[list[str], Trajectory]:
+    replies = [calling(("echo", {"text": str(number)})) for number in range(turns)]
+    policy = TokenPolicy(ScriptedSession(play(*replies), renderer), renderer, Sampling(max_tokens=1000), 5_000)
+    trajectory = Trajectory("t", 0)
+    limits = Limits(turns, 60.0, remind, 5_000)
+    await agent.run(policy, PROMPT, Toolbox([echo]), limits, trajectory)
+    return [turn.results[-1].text for turn in trajectory.turns], trajectory
+
+
+async def test_the_agent_is_told_what_is_left_every_so_many_turns_and_before_the_last(renderer: Renderer) -> None:
+    said, trajectory = await remember(renderer, remind=2, turns=6)
+    left = [text.partition("[")[2].partition(" of ")[0] for text in said]
+    assert left == ["", "4", "", "2", "1", ""]
+    tokens = 5_000 - trajectory.turns[1].span[1]
+    assert said[1] == f"You said 1.\n\n[4 of 6 turns and about {tokens:,} tokens are left]"
+    written = renderer.decode(trajectory.segments[0].tokens)
+    assert all(text in written for text in said[:-1])  # what was told is what the model read
+    assert sum(trajectory.segments[0].mask) == trajectory.sampled_tokens
+
+
+async def test_without_reminders_results_are_as_the_tools_gave_them(renderer: Renderer) -> None:
+    said, _ = await remember(renderer, remind=0, turns=3)
+    assert said == ["You said 0.", "You said 1.", "You said 2."]
+
+
+async def test_a_reminder_makes_no_result_a_new_one(renderer: Renderer) -> None:
+    _, trajectory = await remember(renderer, remind=1, turns=3)
+    assert [done.result for step in steps_of(trajectory) for done in step.done] == ["You said 0.", "You said 1.", "You said 2."]

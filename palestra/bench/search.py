@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from palestra.bench.sources import DJANGO, fetch
+from palestra.bench.sources import DJANGO
+from palestra.sources import fetch
 from palestra.tools.code import CodeIndex
 from palestra.tools.code.text import program
 

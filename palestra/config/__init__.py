@@ -96,6 +96,8 @@ class Agent(Section):
     """Tokens of one segment, prompt included."""
     seconds: PositiveFloat = 600.0
     """Time for one run, tools included."""
+    remind: NonNegativeInt = 0
+    """Every so many turns the agent is told how many turns and tokens are left; 0: never."""
 
 
 class Sampling(Section):

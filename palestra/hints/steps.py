@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palestra.message import ToolCall
+from palestra.reminders import without
 from palestra.tool import ERROR
 from palestra.trajectory import Trajectory, Turn
 
@@ -96,7 +97,7 @@ def steps_of(trajectory: Trajectory) -> list[Step]:
 
 
 def _step(turn: Turn, hint: str) -> Step:
-    results = [result.text for result in turn.results if result.role == "tool"]
+    results = [without(result.text) for result in turn.results if result.role == "tool"]
     if results and hint:
         results[-1] = results[-1].removesuffix(hint)
     results += [""] * (len(turn.message.calls) - len(results))

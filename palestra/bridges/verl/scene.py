@@ -24,7 +24,7 @@ class Scene:
 
     @property
     def limits(self) -> agent.Limits:
-        return agent.Limits(self.config.agent.turns, self.config.agent.seconds)
+        return agent.Limits.of(self.config.agent)
 
     @property
     def patience(self) -> Patience:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from palestra.bench.sources import DJANGO, SCIKIT_LEARN, SYMPY, Source, fetch
+from palestra.bench.sources import DJANGO, SCIKIT_LEARN, SYMPY
 from palestra.errors import UsageError
+from palestra.sources import Source, fetch
 from palestra.tools.code import CodeIndex, Symbol
 
 

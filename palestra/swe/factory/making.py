@@ -1,0 +1,184 @@
+"""Making a task set: survey a package, try seeded changes of its functions, keep those that break tests which passed before.
+Every task is proven as it is made: its tests fail with the change and pass without, and right code fails its canaries.
+"""
+
+import ast
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from palestra.swe.factory.edit import Edit, apply
+from palestra.swe.factory.mutations import Mutation, mutations
+from palestra.swe.factory.packages import Package, is_test, python_files
+from palestra.swe.factory.recipe import Recipe
+from palestra.swe.factory.statement import shown_lines, statement
+from palestra.swe.factory.trials import Bench, Result, Survey, Told, Trial, bench
+from palestra.swe.factory.twists import twist
+
+BATCH = 20
+TRIAL_SECONDS = 20.0
+MOST_CALLERS = 250
+"""A function that more tests call is too central: to try it takes long, and breaking it breaks everything."""
+MOST_BROKEN = 40
+PER_FUNCTION = 3
+FAILS, PASSES, CANARIES = 16, 16, 4
+"""So many tests of each kind grade a task."""
+ROUNDS = 2
+
+
+@dataclass
+class Made:
+    recipes: list[Recipe] = field(default_factory=list)
+    tried: Counter[str] = field(default_factory=Counter)
+    """What became of each change that was tried."""
+
+    def of(self, mutation: Mutation) -> int:
+        """How many tasks are about the same function."""
+        return sum((each.edit.path, each.symbol) == (mutation.edit.path, mutation.symbol) for each in self.recipes)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a maker knows of a package's tests."""
+
+    survey: Survey
+    files: Mapping[str, bytes]
+    twists: Mapping[str, Edit]
+    """For each test that can be turned round, how; proven."""
+
+
+async def make(package: Package, count: int, seed: int, say: Callable[[str], None]) -> Made:
+    """Up to `count` tasks of a package."""
+    files = python_files(package.name)
+    chance = random.Random(f"{seed}/{package.name}")
+    made = Made()
+    async with bench(package) as trials:
+        survey = await trials.survey()
+        hidden = Hidden(survey, files, await proven_twists(trials, survey, files))
+        say(f"{package.name}: {len(survey.passing)} tests pass, {len(hidden.twists)} can be turned round")
+        waiting = candidates(package, files, survey, chance)
+        seen: set[object] = set()
+        while len(made.recipes) < count and (waiting := [each for each in waiting if made.of(each) < PER_FUNCTION]):
+            batch, waiting = waiting[:BATCH], waiting[BATCH:]
+            results = await trials.run([_trial(mutation, survey) for mutation in batch])
+            for mutation, result in zip(batch, results, strict=True):
+                if len(made.recipes) < count:
+                    made.tried[_judge(package, mutation, result, hidden, seen, made, chance)] += 1
+            say(f"{package.name}: {len(made.recipes)} tasks, {dict(made.tried)}")
+    return made
+
+
+def candidates(package: Package, files: Mapping[str, bytes], survey: Survey, chance: random.Random) -> list[Mutation]:
+    """Changes worth a trial, in a seeded order in which the kinds take turns."""
+    by_kind: dict[str, list[Mutation]] = {}
+    for path, data in files.items():
+        if path.startswith(f"{package.code}/") and not is_test(path):
+            for mutation in mutations(path, data):
+                place = (path, mutation.line)
+                if place not in survey.at_import and 0 < len(survey.callers.get(place, ())) <= MOST_CALLERS:
+                    by_kind.setdefault(mutation.kind, []).append(mutation)
+    for kind in sorted(by_kind):
+        chance.shuffle(by_kind[kind])
+    turns = itertools.zip_longest(*(by_kind[kind] for kind in sorted(by_kind)))
+    return [mutation for turn in turns for mutation in turn if mutation is not None]
+
+
+def _trial(mutation: Mutation, survey: Survey) -> Trial:
+    return Trial([mutation.edit], survey.callers[mutation.edit.path, mutation.line], TRIAL_SECONDS)
+
+
+def _judge(
+    package: Package,
+    mutation: Mutation,
+    result: Result,
+    hidden: Hidden,
+    seen: set[object],
+    made: Made,
+    chance: random.Random,
+) -> str:
+    """What became of a trial; a task is added where it gave one."""
+    callers = hidden.survey.callers[mutation.edit.path, mutation.line]
+    failed = [test for test in callers if test in result.failed]
+    if result.late or len(failed) + len(result.passed) < len(callers):
+        return "hangs or breaks the run"
+    if not failed:
+        return "no test noticed"
+    if len(failed) > MOST_BROKEN:
+        return "breaks too much"
+    if made.of(mutation) >= PER_FUNCTION:
+        return "enough of this function"
+    changed = apply([mutation.edit], hidden.files)[mutation.edit.path]
+    same = (mutation.edit.path, mutation.symbol, frozenset((test, result.failed[test].message) for test in failed))
+    if same in seen or (code := ast.dump(ast.parse(changed))) in seen:
+        return "the same as another"
+    recipe = _recipe(f"{package.name}-{len(made.recipes):04d}", package, mutation, failed, result, hidden, chance)
+    if recipe is None:
+        return "no canary"
+    seen |= {same, code}
+    made.recipes.append(recipe)
+    return "kept"
+
+
+def _recipe(
+    name: str, package: Package, mutation: Mutation, failed: list[str], result: Result, hidden: Hidden, chance: random.Random
+) -> Recipe | None:
+    chosen = min(failed, key=lambda test: (len(result.failed[test].message), test))
+    told = result.failed[chosen]
+    unseen = {test.partition("::")[0] for test in failed}
+    fails = [chosen, *chance.sample(others := [test for test in failed if test != chosen], min(FAILS - 1, len(others)))]
+    near = [test for test in hidden.survey.callers[mutation.edit.path, mutation.line] if test in result.passed][:PASSES]
+    beside = [test for test in hidden.twists if test.partition("::")[0] in unseen and test not in failed and test not in near]
+    passes = near + chance.sample(beside, min(max(CANARIES, PASSES - len(near)), len(beside)))
+    usable = [test for test in [*fails, *passes] if test.partition("::")[0] in unseen and _is_unseen(test, told, hidden)]
+    canaries = chance.sample(usable, min(CANARIES, len(usable)))
+    if not canaries:
+        return None
+    test_file = hidden.files.get(told.path, b"")
+    text = statement(f"{package.name} {package.source.archive.rpartition('-')[2]}", chosen, told, test_file, failed)
+    return Recipe(
+        name,
+        package.name,
+        mutation.kind,
+        mutation.edit,
+        mutation.symbol,
+        mutation.lines,
+        text,
+        tuple(fails),
+        tuple(passes),
+        tuple(sorted({hidden.twists[test] for test in canaries}, key=lambda edit: (edit.path, edit.start))),
+        tuple(canaries),
+    )
+
+
+def _is_unseen(test: str, told: Told, hidden: Hidden) -> bool:
+    """Whether turning a test round changes nothing that the problem statement shows: nobody must be able to tell."""
+    edit = hidden.twists.get(test)
+    if edit is None or edit.path != test.partition("::")[0]:
+        return False
+    span = shown_lines(hidden.files[told.path], told.line) if told.path in hidden.files else None
+    line = hidden.files[edit.path][: edit.start].count(b"\n") + 1
+    return told.path != edit.path or span is None or not span[0] <= line <= span[1]
+
+
+async def proven_twists(trials: Bench, survey: Survey, files: Mapping[str, bytes]) -> dict[str, Edit]:
+    """A way to turn each test round, where there is one that makes the untouched package fail it."""
+    ways = {
+        _function(test): list(twist(test.partition("::")[0], files.get(test.partition("::")[0], b""), test))
+        for test in survey.passing
+    }
+    proven: dict[str, Edit] = {}
+    for number in range(ROUNDS):
+        wanted = {function for test in survey.passing if test not in proven for function in [_function(test)]}
+        taken = {function: edits[number] for function, edits in ways.items() if function in wanted and len(edits) > number}
+        tests = [test for test in survey.passing if test not in proven and _function(test) in taken]
+        if not tests:
+            break
+        [result] = await trials.run([Trial(list(set(taken.values())), tests)])
+        proven |= {test: taken[_function(test)] for test in tests if test in result.failed}
+    return proven
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
