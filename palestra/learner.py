@@ -50,9 +50,10 @@ class StepLearner:
     async def take(self, group: Gathered[Attempt]) -> bool:
         self._staleness.append(self.pace.staleness_of(group.number))
         self._groups.append(group)
-        if self.plan.shuffle_rewards:  # they are dealt out over the whole step, once it is full
-            return True
-        self._credits.append(await self._credit(group_of(group)))
+        attempts = group_of(group)
+        if self.plan.shuffle_rewards:
+            attempts = _dealt_out(attempts, random.Random(f"{self.seed}/{self.step}/{group.number}"))
+        self._credits.append(await self._credit(attempts))
         if self._credits[-1].samples or not self.plan.refill or self._replaced >= REFILLS * self.plan.groups:
             return True
         self._replaced += 1
@@ -63,9 +64,6 @@ class StepLearner:
 
     async def update(self) -> None:
         step = self.step
-        if self.plan.shuffle_rewards:
-            dealt = _shuffled([group_of(group) for group in self._groups], random.Random(f"{self.seed}/{step}"))
-            self._credits = [await self._credit(group) for group in dealt]
         trajectories = [attempt.trajectory for group in self._groups for attempt in group.rollouts]
         _refuse_total_failure(trajectories, step)
         collected = time.monotonic()
@@ -163,14 +161,10 @@ def _refuse_total_failure(trajectories: Sequence[Trajectory], step: int) -> None
         raise PalestraError(f"every rollout of step {step} failed; the first: {describe(failures[0])}")
 
 
-def _shuffled(groups: Sequence[Group], chance: random.Random) -> list[Group]:
-    """The control: the step's own rewards, dealt out at random."""
-    done = [t for group in groups for t in group.trajectories if t.reward is not None]
-    rewards = [t.reward for t in done]
+def _dealt_out(group: Group, chance: random.Random) -> Group:
+    """The control: the group's own rewards, dealt out at random among its attempts. What has a spread keeps it."""
+    done = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+    rewards = [trajectory.reward for trajectory in done]
     chance.shuffle(rewards)
-    dealt = {id(t): reward for t, reward in zip(done, rewards, strict=True)}
-    return [Group(g.task_id, tuple(_with_reward(t, dealt.get(id(t))) for t in g.trajectories)) for g in groups]
-
-
-def _with_reward(trajectory: Trajectory, reward: float | None) -> Trajectory:
-    return dataclasses.replace(trajectory, reward=reward)
+    dealt = {id(trajectory): reward for trajectory, reward in zip(done, rewards, strict=True)}
+    return Group(group.task_id, tuple(dataclasses.replace(t, reward=dealt.get(id(t))) for t in group.trajectories))

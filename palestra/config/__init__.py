@@ -165,7 +165,7 @@ class Training(Section):
     oversample: Annotated[float, Field(ge=1, le=4)] = 1.0
     """Begin so many times the groups of a step, and abandon those that are not complete when it is full."""
     shuffle_rewards: bool = False
-    """A control: rewards are dealt out at random over the step. Nothing should be learned."""
+    """A control: each group's rewards are dealt out at random among its attempts. Nothing should be learned."""
     save_every: PositiveInt = 1
     keep_checkpoints: PositiveInt = 2
 
