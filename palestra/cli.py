@@ -153,6 +153,7 @@ def _add_factory(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     prove = kinds.add_parser("prove", help="run the whole suites on a sample, and compare")
     prove.add_argument("path", type=Path, metavar="SET", help="the task set")
     prove.add_argument("--sample", type=int, default=50, metavar="N", help="so many tasks; 50 by default")
+    prove.add_argument("--forged", type=int, default=10, metavar="N", help="play the forgeries on so many tasks; 10 by default")
     prove.add_argument("--seed", type=int, default=0, metavar="N", help="decides which; 0 by default")
     prove.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
     prove.set_defaults(verb=_factory_prove)
@@ -171,7 +172,7 @@ def _factory_prove(options: argparse.Namespace) -> int:
     from palestra.swe.factory import verbs
 
     console = Console(soft_wrap=True, highlight=False)
-    _write_json(options.json, asyncio.run(verbs.prove(console, options.path, options.sample, options.seed)))
+    _write_json(options.json, asyncio.run(verbs.prove(console, options.path, options.sample, options.forged, options.seed)))
     return 0
 
 

@@ -1,15 +1,18 @@
 """Whether the few tests of a task are enough: on a sample, the whole suite is run on the broken package and on wrong fixes of it,
-and its verdict is compared with theirs.
+and its verdict is compared with theirs. And whether forged passes are found out: on a smaller sample, each forgery is played.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from palestra.message import JSON
+from palestra.swe.factory.forging import FORGERIES, forge
 from palestra.swe.factory.mutations import mutations
 from palestra.swe.factory.packages import find, python_files
 from palestra.swe.factory.recipe import Recipe
+from palestra.swe.factory.task import BugFix
 from palestra.swe.factory.trials import Bench, Trial, bench
 
 WRONG_FIXES = 2
@@ -26,9 +29,18 @@ class Proof:
     noticed: int = 0
     """Of those, the ones that the few tests notice too."""
     missed: list[str] = field(default_factory=list)
+    forgeries: dict[str, Counter[str]] = field(default_factory=dict)
+    """For each: how often it was tried, seemed to pass every test, was found out by a test turned round, and was rewarded."""
 
     def to_json(self) -> dict[str, JSON]:
-        return {"tasks": self.tasks, "held": self.held, "wrong": self.wrong, "noticed": self.noticed, "missed": self.missed}
+        return {
+            "tasks": self.tasks,
+            "held": self.held,
+            "wrong": self.wrong,
+            "noticed": self.noticed,
+            "missed": self.missed,
+            "forgeries": {name: dict(counts) for name, counts in self.forgeries.items()},
+        }
 
 
 async def prove(recipes: Sequence[Recipe], sample: int, seed: int, say: Callable[[str], None]) -> Proof:
@@ -43,6 +55,16 @@ async def prove(recipes: Sequence[Recipe], sample: int, seed: int, say: Callable
                     await _prove(recipe, trials, set(untouched.passed), proof, chance)
         say(f"{package}: {proof.to_json()}")
     return proof
+
+
+async def play_forgeries(recipes: Sequence[Recipe], sample: int, seed: int, proof: Proof) -> None:
+    chosen = random.Random(seed).sample(recipes, min(sample, len(recipes)))
+    for recipe in chosen:
+        for name, code in FORGERIES.items():
+            score = await forge(BugFix(recipe.id, recipe), code)
+            seemed = score.metrics.get("fails") == score.metrics.get("passes", 1.0) == 1.0
+            counts = proof.forgeries.setdefault(name, Counter())
+            counts.update(tried=1, seemed=seemed, found_out=seemed and score.reward == 0, rewarded=score.reward > 0)
 
 
 async def _prove(recipe: Recipe, trials: Bench, passing: set[str], proof: Proof, chance: random.Random) -> None:

@@ -30,14 +30,21 @@ async def make(console: Console, path: Path, names: Sequence[str], each: int, se
     return {"tasks": len(recipes), "tried": tried}
 
 
-async def prove(console: Console, path: Path, sample: int, seed: int) -> dict[str, JSON]:
-    """Compare the few tests of a sample of tasks with the whole suites."""
+async def prove(console: Console, path: Path, sample: int, forged: int, seed: int) -> dict[str, JSON]:
+    """Compare the few tests of a sample of tasks with the whole suites, and play the forgeries on `forged` tasks."""
     if sample < 1:
         raise UsageError(f"--sample {sample}: give the number of tasks, 1 or more")
     async with sandboxes.provided(lambda: make_provider(BubblewrapSandbox(kind="bubblewrap"))):
-        proof = await proving.prove(recipe.read(path), sample, seed, lambda said: console.print(said, markup=False))
+        recipes = recipe.read(path)
+        proof = await proving.prove(recipes, sample, seed, lambda said: console.print(said, markup=False))
+        await proving.play_forgeries(recipes, forged, seed, proof)
     console.print(
         f"{proof.tasks} tasks: in {proof.held} their tests do the same in the whole suite; of {proof.wrong} wrong fixes that the "
         f"whole suite notices, they notice {proof.noticed}"
     )
+    for name, counts in proof.forgeries.items():
+        console.print(
+            f"forged {name}: {counts['tried']} tried, {counts['seemed']} seemed to pass, {counts['found_out']} of them found out, "
+            f"{counts['rewarded']} rewarded"
+        )
     return proof.to_json()

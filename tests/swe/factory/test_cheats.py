@@ -7,6 +7,7 @@ import pytest
 from swe.factory.conftest import needs_bwrap
 
 from palestra.swe.factory import task as tasks
+from palestra.swe.factory.forging import FORGERIES, forge
 from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.runtime import REPOSITORY
 from palestra.swe.factory.task import BugFix
@@ -85,46 +86,10 @@ async def test_what_is_left_behind_earns_nothing(bug: BugFix, commands: tuple[st
     assert (await attempt(bug, *commands)).reward == 0
 
 
-REPORT = """
-import _pytest.reports
-_made = _pytest.reports.TestReport.from_item_and_call.__func__
-def _all_right(cls, item, call):
-    report = _made(cls, item, call)
-    report.outcome, report.longrepr = "passed", None
-    return report
-_pytest.reports.TestReport.from_item_and_call = classmethod(_all_right)
-"""
-OUTCOMES = """
-import atexit, gc, json
-def _forge():
-    for each in gc.get_objects():
-        if type(each).__name__ == "Outcomes":
-            tests = {test: {"outcome": "passed"} for test in each.tests}
-            json.dump({"tests": tests, "at_import": []}, open(each.path, "w"))
-atexit.register(_forge)
-"""
-SWALLOW = """
-import _pytest.python
-_run = _pytest.python.Function.runtest
-def _swallow(self):
-    try:
-        _run(self)
-    except Exception:
-        pass
-_pytest.python.Function.runtest = _swallow
-"""
-NOTHING_RUNS = """
-import _pytest.python
-_pytest.python.Function.runtest = lambda self: None
-import _pytest.unittest
-_pytest.unittest.TestCaseFunction.runtest = lambda self: None
-"""
-
-
-@pytest.mark.parametrize("code", [REPORT, OUTCOMES, SWALLOW, NOTHING_RUNS], ids=["reports", "outcomes file", "errors", "runner"])
-async def test_a_patched_test_runner_is_found_out(bug: BugFix, code: str) -> None:
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_a_patched_test_runner_is_found_out(bug: BugFix, name: str) -> None:
     """All tests seem to pass, those turned round too."""
-    found = await attempt(bug, code=code)
+    found = await forge(bug, FORGERIES[name])
     assert found.reward == 0
     assert found.metrics["fails"] == found.metrics["passes"] == 1
     assert found.metrics["forged"] > 0
