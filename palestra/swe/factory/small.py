@@ -12,7 +12,7 @@ from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.task import BugFix
 
-LINES, STATEMENT = 10, 500
+LINES, STATEMENT = 30, 600
 """Of the broken function, and characters of the problem."""
 KINDS = ("compare", "arithmetic", "boolean", "constant", "negate", "swap")
 """Changes within one line."""

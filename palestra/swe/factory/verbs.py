@@ -44,7 +44,7 @@ async def prove(console: Console, path: Path, sample: int, forged: int, seed: in
     )
     for name, counts in proof.forgeries.items():
         console.print(
-            f"forged {name}: {counts['tried']} tried, {counts['seemed']} seemed to pass, {counts['found_out']} of them found out, "
-            f"{counts['rewarded']} rewarded"
+            f"forged {name}: {counts['tried']} tried, {counts['seemed']} seemed to pass, "
+            f"{counts['found_out']} of them found out, {counts['rewarded']} rewarded"
         )
     return proof.to_json()
