@@ -85,14 +85,10 @@ class Bubblewrap:
     async def snapshot(self, spec: Spec, setup: Setup | None = None) -> Snapshot:
         """The state after the spec's commands, then `setup`. It is built once, and found again by later runs."""
         key = await asyncio.to_thread(self.layers.key, spec)
-        lock = self.layers.lock(key)
-        await asyncio.to_thread(lock.__enter__)
-        try:
+        async with self.layers.lock(key):
             if not self.layers.has(key):
                 await self._build(key, spec, setup)
             return Snapshot(key)
-        finally:
-            lock.__exit__(None, None, None)
 
     async def _build(self, key: str, spec: Spec, setup: Setup | None) -> None:
         building = self.layers.building(key, spec.folders)

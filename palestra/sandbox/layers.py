@@ -1,5 +1,6 @@
 """The read-only layers under a sandbox, in a cache folder: a skeleton root for all, and one layer for each snapshot."""
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -8,8 +9,8 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -162,11 +163,17 @@ class Layers:
             if model.exists():
                 made.chmod(stat.S_IMODE(model.stat().st_mode))
 
-    @contextmanager
-    def lock(self, key: str) -> Iterator[None]:
-        """One builder at a time, whatever process it is in. Wait in a thread."""
+    @asynccontextmanager
+    async def lock(self, key: str) -> AsyncIterator[None]:
+        """One builder at a time, whatever process it is in. Those who wait ask again: in threads they would take up all that the
+        builder needs."""
         with (self.folder / f"{key}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(0.02)
             yield
 
     @contextmanager

@@ -153,3 +153,15 @@ async def test_the_pool_hands_out_what_nobody_used(cache: Path) -> None:
             await other.run(["touch", "used"])
     await pool.close()
     assert _traces()["groups"] == []
+
+
+async def test_many_who_want_the_same_new_snapshot_do_not_keep_its_builder_from_working(cache: Path) -> None:
+    """More of them than there are threads to wait in."""
+    provider = Bubblewrap(cache=cache)
+    spec = Spec(commands=[["sleep", "0.2"]], name=secrets.token_hex(8))
+    try:
+        async with asyncio.timeout(30):
+            found = await asyncio.gather(*(provider.snapshot(spec) for _ in range(100)))
+    finally:
+        await provider.close()
+    assert len(set(found)) == 1
