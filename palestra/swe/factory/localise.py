@@ -14,10 +14,11 @@ from pathlib import Path
 from palestra import sandboxes
 from palestra.message import JSON, Message, ToolCall, assistant, system, user
 from palestra.protocols import Sandbox
-from palestra.swe.factory.edit import apply
+from palestra.swe import grading
 from palestra.swe.factory.packages import find, is_test, python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.runtime import REPOSITORY, snapshot
+from palestra.swe.factory.task import broken
 from palestra.task import Score, Task
 from palestra.tool import Finish
 from palestra.tools.code import CodeIndex, CodeSearch
@@ -100,11 +101,8 @@ class Fault(Task[Scene, JSON]):
         await asyncio.to_thread(_index, self.recipe.package)
 
     async def setup(self, stack: AsyncExitStack) -> Scene:
-        sandbox = await stack.enter_async_context(sandboxes.open(await snapshot(find(self.recipe.package))))
-        for path, data in apply([self.recipe.edit], python_files(self.recipe.package)).items():
-            await sandbox.write(f"{REPOSITORY}/{path}", data)
-        await sandbox.run(["rm", "--", *self.recipe.hidden], folder=REPOSITORY)
-        await sandbox.run(["find", ".", "-exec", "touch", "-h", "-d", "2020-01-01T00:00:00Z", "{}", "+"], folder=REPOSITORY)
+        sandbox = await broken(self.recipe, stack)
+        await grading.same_times(sandbox, REPOSITORY)
         return Scene(sandbox, self.recipe.package, self.search)
 
     def prompt(self, env: Scene) -> Sequence[Message]:
