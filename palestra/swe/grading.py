@@ -22,15 +22,19 @@ _EXCLUDED = "__pycache__/\n*.pyc\n.pytest_cache/\n.hypothesis/\n*.egg-info/\n"
 
 
 async def begin(sandbox: Sandbox, folder: str) -> str:
-    """Make the folder a repository with one commit and no history; the commit. All files get the same time, so that none of them
-    says that it was changed last."""
-    await _must(sandbox, ["find", folder, "-exec", "touch", "-h", "-d", "2020-01-01T00:00:00Z", "{}", "+"], folder)
+    """Make the folder a repository with one commit and no history; the commit."""
+    await same_times(sandbox, folder)
     await _must(sandbox, [*_GIT, "init", "-q"], folder)
     await sandbox.write(f"{folder}/.git/info/exclude", _EXCLUDED.encode())
     await _must(sandbox, [*_GIT, "add", "-A", "-f"], folder)
     commit = [*_GIT, "commit", "-q", "--allow-empty", "--no-gpg-sign", "-m", BASE, "--date", "2020-01-01T00:00:00Z"]
     await _must(sandbox, commit, folder)
     return (await _must(sandbox, ["git", "rev-parse", "HEAD"], folder)).stdout.head.decode().strip()
+
+
+async def same_times(sandbox: Sandbox, folder: str) -> None:
+    """All files get the same time, so that none of them says that it was changed last."""
+    await _must(sandbox, ["find", folder, "-exec", "touch", "-h", "-d", "2020-01-01T00:00:00Z", "{}", "+"], folder)
 
 
 async def harvest(sandbox: Sandbox, folder: str, commit: str) -> str:

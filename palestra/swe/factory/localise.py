@@ -14,10 +14,11 @@ from pathlib import Path
 from palestra import sandboxes
 from palestra.message import JSON, Message, ToolCall, assistant, system, user
 from palestra.protocols import Sandbox
-from palestra.swe.factory.edit import apply
+from palestra.swe import grading
 from palestra.swe.factory.packages import find, is_test, python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.runtime import REPOSITORY, snapshot
+from palestra.swe.factory.task import broken
 from palestra.task import Score, Task
 from palestra.tool import Finish
 from palestra.tools.code import CodeIndex, CodeSearch
@@ -26,20 +27,36 @@ from palestra.trajectory import Trajectory
 
 PER_FILE = 12
 """Names of one file, so that no file is the answer too often."""
-SEARCH_BUDGET, BASH_BUDGET = 320, 480
-"""Characters of an answer: small models have small contexts."""
+SEARCH_LINES, BASH_BUDGET = 3, 480
+"""Lines and characters of an answer: small models have small contexts."""
 
 
 class Scene:
     """A package to look around in."""
 
     def __init__(self, sandbox: Sandbox, package: str, search: bool) -> None:
-        self.shell = Shell(sandbox, REPOSITORY, keep=BASH_BUDGET)
-        self.search = CodeSearch.in_sandbox(sandbox, REPOSITORY, _index(package), SEARCH_BUDGET) if search else None
+        self._shell = Shell(sandbox, REPOSITORY, keep=BASH_BUDGET)
+        self._search = CodeSearch.in_sandbox(sandbox, REPOSITORY, _index(package)) if search else None
 
-    @property
     def tools(self) -> list[Callable[..., object]]:
-        return [*([self.search.search_symbol] if self.search else []), self.shell.bash]
+        return [self.search_symbol if self._search else self.bash]
+
+    async def search_symbol(self, name: str) -> str:
+        """Find where a name is defined.
+
+        Args:
+            name: such as Box or Box.fill
+        """
+        assert self._search is not None
+        return "\n".join((await self._search.search_symbol(name)).splitlines()[:SEARCH_LINES])
+
+    async def bash(self, command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: such as ls
+        """
+        return await self._shell.bash(command)
 
 
 @cache
@@ -67,18 +84,11 @@ class Definition(Task[Scene, JSON]):
 
     def prompt(self, env: Scene) -> Sequence[Message]:
         tool = "search_symbol" if self.search else "bash"
-        return [
-            system(f"Find the file with {tool}, then hand in its path with finish."),
-            *_shown(self.search),
-            user(self.question),
-        ]
-
-    @property
-    def question(self) -> str:
-        return f"{self.package}: in which file is the {self.kind} {self.name} defined?"
+        told = system(f"Look the name up with {tool}, then hand in the file with finish.")
+        return [told, *_shown(self.search), user(_question(self.kind, self.name))]
 
     def tools(self, env: Scene) -> Sequence[Callable[..., object]]:
-        return [*env.tools, finish]
+        return [*env.tools(), finish]
 
     async def score(self, artifact: JSON, trajectory: Trajectory, stack: AsyncExitStack) -> float:
         right = trajectory.stop == "finish" and isinstance(artifact, dict) and _same_path(artifact.get("path"), self.path)
@@ -100,20 +110,17 @@ class Fault(Task[Scene, JSON]):
         await asyncio.to_thread(_index, self.recipe.package)
 
     async def setup(self, stack: AsyncExitStack) -> Scene:
-        sandbox = await stack.enter_async_context(sandboxes.open(await snapshot(find(self.recipe.package))))
-        for path, data in apply([self.recipe.edit], python_files(self.recipe.package)).items():
-            await sandbox.write(f"{REPOSITORY}/{path}", data)
-        await sandbox.run(["rm", "--", *self.recipe.hidden], folder=REPOSITORY)
-        await sandbox.run(["find", ".", "-exec", "touch", "-h", "-d", "2020-01-01T00:00:00Z", "{}", "+"], folder=REPOSITORY)
+        sandbox = await broken(self.recipe, stack)
+        await grading.same_times(sandbox, REPOSITORY)
         return Scene(sandbox, self.recipe.package, self.search)
 
     def prompt(self, env: Scene) -> Sequence[Message]:
-        how = "Look with search_symbol and bash" if self.search else "Look with bash"
+        how = "Look with search_symbol" if self.search else "Look with bash"
         task = f"{how} for the one function that causes the problem, then hand in its file and its name with finish_fault."
         return [system(task), user(self.recipe.statement)]
 
     def tools(self, env: Scene) -> Sequence[Callable[..., object]]:
-        return [*env.tools, finish_fault]
+        return [*env.tools(), finish_fault]
 
     async def score(self, artifact: JSON, trajectory: Trajectory, stack: AsyncExitStack) -> Score:
         given = artifact if trajectory.stop == "finish" and isinstance(artifact, dict) else {}
@@ -155,6 +162,7 @@ def _same_path(given: JSON, right: str) -> bool:
 EXAMPLES = (
     ("boltons", "function", "chunked", "boltons/iterutils.py"),
     ("cachetools", "method", "TLRUCache.expire", "src/cachetools/__init__.py"),
+    ("toolz", "function", "pipe", "toolz/functoolz.py"),
 )
 
 
@@ -162,24 +170,26 @@ def _shown(search: bool) -> list[Message]:
     """The worked examples, as turns."""
     turns: list[Message] = []
     for package, kind, name, path in EXAMPLES:
-        line, code = _first_line(package, path, name)
-        last = name.rpartition(".")[2]
+        [symbol] = (each for each in _index(package).outline(path) if each.name == name)
         if search:
             look = ToolCall("call_0", "search_symbol", {"name": name})
-            found = f"1 definition of {name!r}: {path}:{line} {kind} {name}\n{line} {code}\n… more lines of it"
+            found = f"1 definition of {name!r}: {path}:{symbol.start}-{symbol.end} {kind} {name}"
         else:
-            look = ToolCall("call_0", "bash", {"command": f"grep -rn 'def {last}' ."})
-            found = f"./{path}:{line}:{code}\n[exit code 0]"
+            look = ToolCall("call_0", "bash", {"command": f"grep -rn 'def {name.rpartition('.')[2]}' ."})
+            code = _index(package).lines(path, symbol.start, symbol.start)[0]
+            found = f"./{path}:{symbol.start}:{code}"
         hand_in = ToolCall("call_0", "finish", {"path": path})
-        turns += [user(f"{package}: in which file is the {kind} {name} defined?"), assistant("", look)]
-        turns += [Message("tool", found, name=look.name), assistant("", hand_in)]
+        turns += [
+            user(_question(kind, name)),
+            assistant("", look),
+            Message("tool", found, name=look.name),
+            assistant("", hand_in),
+        ]
     return turns
 
 
-@cache
-def _first_line(package: str, path: str, name: str) -> tuple[int, str]:
-    [symbol] = (each for each in _index(package).outline(path) if each.name == name)
-    return symbol.start, _index(package).lines(path, symbol.start, symbol.start)[0].strip()
+def _question(kind: str, name: str) -> str:
+    return f"In which file is the {kind} {name}?"
 
 
 def definitions(packages: Iterable[str], seed: int = 0, search: bool = True) -> list[Definition]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from palestra import sandboxes
 from palestra.errors import ToolError
 from palestra.message import Message
+from palestra.protocols import Sandbox
 from palestra.swe import agent, diff, grading
 from palestra.swe.agent import Desk
 from palestra.swe.factory.edit import Edit, apply
@@ -40,10 +41,7 @@ class BugFix(Task[Desk, str]):
         await snapshot(self.package)
 
     async def setup(self, stack: AsyncExitStack) -> Desk:
-        sandbox = await stack.enter_async_context(sandboxes.open(await snapshot(self.package)))
-        for path, data in self._broken().items():
-            await sandbox.write(f"{REPOSITORY}/{path}", data)
-        await sandbox.run(["rm", "--", *self.recipe.hidden], folder=REPOSITORY)
+        sandbox = await broken(self.recipe, stack)
         return await agent.sit_down(sandbox, REPOSITORY, self.search)
 
     def prompt(self, env: Desk) -> Sequence[Message]:
@@ -73,14 +71,11 @@ class BugFix(Task[Desk, str]):
         path = self.recipe.edit.path
         await env.workspace.sandbox.write(f"{REPOSITORY}/{path}", python_files(self.recipe.package)[path])
 
-    def _broken(self) -> dict[str, bytes]:
-        return apply([self.recipe.edit], python_files(self.recipe.package))
-
     async def _passed(self, taken: str, tests: Sequence[str], twists: Sequence[Edit], stack: AsyncExitStack) -> set[str]:
         """The tests that pass in a fresh sandbox. Whether tests are turned round there, nothing but their text tells."""
         files = python_files(self.recipe.package)
         restored = {path: files[path] for path in {test.partition("::")[0] for test in tests} if path in files}
-        change = grading.Change(REPOSITORY, taken, self._broken(), restored | apply(twists, files))
+        change = grading.Change(REPOSITORY, taken, apply([self.recipe.edit], files), restored | apply(twists, files))
         sandbox = await grading.fresh(stack, await snapshot(self.package), change)
         if sandbox is None:
             return set()
@@ -94,6 +89,15 @@ class BugFix(Task[Desk, str]):
             return {test for test, about in found["tests"].items() if about["outcome"] == "passed"}
         except (ToolError, ValueError, KeyError, TypeError, AttributeError):
             return set()  # the run was killed, or did not get so far
+
+
+async def broken(recipe: Recipe, stack: AsyncExitStack) -> Sandbox:
+    """A sandbox with the broken package, without the tests that notice."""
+    sandbox = await stack.enter_async_context(sandboxes.open(await snapshot(find(recipe.package))))
+    for path, data in apply([recipe.edit], python_files(recipe.package)).items():
+        await sandbox.write(f"{REPOSITORY}/{path}", data)
+    await sandbox.run(["rm", "--", *recipe.hidden], folder=REPOSITORY)
+    return sandbox
 
 
 def _share(tests: Sequence[str], passed: set[str]) -> float:

@@ -14,7 +14,7 @@ from palestra.message import JSON
 from palestra.protocols import Sandbox
 from palestra.swe.factory.edit import Edit
 from palestra.swe.factory.packages import Package, is_test
-from palestra.swe.factory.runtime import REPOSITORY, SETTINGS, read_inside, snapshot
+from palestra.swe.factory.runtime import OPTIONS, REPOSITORY, SETTINGS, read_inside, snapshot
 
 SLOW = 0.5
 """Seconds. A test that takes longer does not grade, and is not traced, which takes many times as long."""
@@ -78,7 +78,7 @@ class Bench:
         given, written = f"{_INSIDE}/{self._count}.given", f"{_INSIDE}/{self._count}.found"
         await self._sandbox.write(given, "".join(json.dumps(_plain(trial)) + "\n" for trial in trials).encode())
         seconds = sum(trial.seconds + 5 for trial in trials) + 60
-        command = ["python3", f"{_INSIDE}/trials.py", REPOSITORY, given, written]
+        command = ["python3", f"{_INSIDE}/trials.py", REPOSITORY, given, written, *OPTIONS]
         ran = await self._sandbox.run(command, folder=REPOSITORY, environment=SETTINGS, seconds=seconds)
         if ran.code:
             raise TaskError(f"trials ended with {ran.code}: {ran.stderr.tail.decode(errors='replace')[-500:]}")

@@ -36,8 +36,9 @@ def _expected(node: ast.AST) -> ast.expr | None:
     match node:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
             return right
-        case ast.Call(func=ast.Attribute(attr="assertEqual"), args=[left, right]):
-            return left if isinstance(left, ast.Constant) else right
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[left, right, *_]):
+            if name.lower().replace("_", "") in ("assertequal", "assertequals", "eq"):
+                return left if isinstance(left, ast.Constant) else right
     return None
 
 

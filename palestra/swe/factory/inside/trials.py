@@ -1,7 +1,7 @@
 """Runs tests on many small changes of a package, one after the other: each change is made, tested in a process of its own, and
 taken back. pytest is loaded once, which is most of what a short test run costs. It is put into the sandbox as it is.
 
-    python3 trials.py REPOSITORY TRIALS RESULTS
+    python3 trials.py REPOSITORY TRIALS RESULTS [OPTIONS FOR PYTEST]
 
 Both files hold one JSON object a line. A trial has `edits` (path, start, old, new; start is a byte), `tests` (all when null),
 `seconds`, `trace` and `warm`.
@@ -23,15 +23,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from outcomes import Outcomes  # type: ignore[import-not-found]  # it stands beside this file
 
 MEMORY = 700 * 2**20
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-o", "addopts=", "--no-header", "-W", "ignore", "--continue-on-collection-errors")
 
 
-def main(repository: Path, trials: Path, results: Path) -> None:
+def main(repository: Path, trials: Path, results: Path, options: list[str]) -> None:
     with results.open("a", encoding="utf-8") as file:
         for line in trials.read_text(encoding="utf-8").splitlines():
             trial = json.loads(line)
             with changed(repository, trial["edits"]):
-                found = run(repository, trial)
+                found = run(repository, trial, options)
             file.write(json.dumps(found) + "\n")
             file.flush()
 
@@ -62,14 +61,14 @@ def forget(path: Path) -> None:
         compiled.unlink()
 
 
-def run(repository: Path, trial: dict[str, object]) -> dict[str, object]:
+def run(repository: Path, trial: dict[str, object], options: list[str]) -> dict[str, object]:
     written = f"/tmp/outcomes-{os.getpid()}.json"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(written)
     started = time.monotonic()
     child = os.fork()
     if child == 0:
-        test(repository, trial, written)
+        test(repository, trial, written, options)
     late = not wait(child, float(str(trial["seconds"])))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -91,7 +90,7 @@ def wait(child: int, seconds: float) -> bool:
     return False
 
 
-def test(repository: Path, trial: dict[str, object], written: str) -> None:
+def test(repository: Path, trial: dict[str, object], written: str, options: list[str]) -> None:
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     os.chdir(repository)
@@ -102,9 +101,9 @@ def test(repository: Path, trial: dict[str, object], written: str) -> None:
         os.dup2(silent, descriptor)
     outcomes = Outcomes(written, str(repository) if trial.get("trace") else None)
     tests = trial["tests"]
-    pytest.main([*OPTIONS, *(tests if isinstance(tests, list) else [])], plugins=[outcomes])
+    pytest.main([*options, *(tests if isinstance(tests, list) else [])], plugins=[outcomes])
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
