@@ -75,7 +75,8 @@ async def test_tracing_shows_only_the_command(shell: Shell) -> None:
     assert await shell.bash("echo b") == "b\n[exit code 0]"
 
 
-async def test_nothing_of_its_own_is_in_the_way(shell: Shell) -> None:
+async def test_nothing_of_its_own_is_in_the_way(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PALESTRA_CACHE", raising=False)  # the user's, not the shell's
     await shell.bash("true")
     assert await shell.bash("echo $#; declare -F; env | grep -i palestra") == "0\ndeclare -f __palestra_save\n[exit code 1]"
 
