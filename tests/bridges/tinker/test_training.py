@@ -31,7 +31,7 @@ def success(summary: dict[str, Any], when: str, how: str) -> float:
 
 
 def test_the_task_is_learned(recipe: Recipe) -> None:
-    summary = train(recipe("loss.reduction=sequence_mean", "training.steps=12"), quiet=True)
+    summary = train(recipe("loss.reduction=sequence_mean", "training.steps=6"), quiet=True)
     for how in ("sampled", "greedy"):
         before, after = success(summary, "base", how), success(summary, "final", how)
         assert after > before + 0.3
