@@ -51,7 +51,7 @@ class Proxy:
             writer.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while self.mode == "pass" and (data := await reader.read(65536)):
+        while (data := await reader.read(65536)) and self.mode == "pass":
             writer.write(data)
             await writer.drain()
         if self.mode == "stall":
