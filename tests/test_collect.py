@@ -418,3 +418,27 @@ async def test_tasks_that_differ_only_in_their_id_are_different(collector: Colle
     assert slots(found) == [("one", 0), ("two", 0)]
     first, second = found
     assert first.segments[0].tokens != second.segments[0].tokens
+
+
+async def test_whoever_asks_gets_attempts_in_the_order_asked(collector: Collector, ledger: Ledger) -> None:
+    wanted = [(task, Key("train", 3, task.id, index)) for task in tasks(3) for index in range(2)]
+    async with collector.requests() as ask:
+        halves = await asyncio.gather(ask(wanted[:4], Sampling()), ask(wanted[4:], Sampling()))
+        again = await ask(wanted[::-1], Sampling())
+    found = [trajectory for half in halves for trajectory in half]
+    assert [(t.task_id, t.index) for t in found] == [(key.task_id, key.index) for _, key in wanted]
+    assert [(t.answer, t.segments[0].tokens) for t in reversed(again)] == [(t.answer, t.segments[0].tokens) for t in found]
+    assert len(dice(collector).seeds) == 6  # what is recorded is not sampled again
+    assert len(ledger.finished("train", 3)) == 6
+    assert dice(collector).open == 0
+
+
+async def test_what_the_user_has_to_mend_ends_it_for_all_who_ask(collector: Collector) -> None:
+    def refuse(trajectory: Trajectory) -> None:
+        raise TaskError("mend me")
+
+    collector.on_trajectory = refuse
+    [task] = tasks(1)
+    with pytest.raises(TaskError, match="mend me"):
+        async with collector.requests() as ask:
+            await ask([(task, Key("train", 0, task.id, 0))], Sampling())
