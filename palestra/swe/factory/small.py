@@ -2,6 +2,7 @@
 hidden tests and the grader are those of every other bug.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.task import BugFix
 
-LINES, STATEMENT = 30, 600
+LINES, STATEMENT = 40, 700
 """Of the broken function, and characters of the problem."""
 KINDS = ("compare", "arithmetic", "boolean", "constant", "negate", "swap")
 """Changes within one line."""
@@ -27,7 +28,7 @@ def is_easy(recipe: Recipe) -> bool:
         recipe.kind in KINDS
         and recipe.lines <= LINES
         and len(recipe.statement) <= STATEMENT
-        and f"{name}(" in recipe.statement
+        and re.search(rf"\b{re.escape(name)}\b", recipe.statement) is not None
         and line is not None
     )
 
