@@ -44,6 +44,10 @@ NOTHING = Snapshot()
 Setup = Callable[[Sandbox], Awaitable[object]]
 
 
+_NAMES = itertools.count()
+"""Of control groups: one count for the process, since all providers of a process share a folder of groups."""
+
+
 class Bubblewrap:
     """Opens sandboxes. Close it when all of them are closed."""
 
@@ -69,7 +73,6 @@ class Bubblewrap:
         self._filter = _filter_file(folder)
         self._cgroups = cgroup.Cgroups()
         self._uids: set[int] = set()
-        self._names = itertools.count()
         cgroup.sweep()
         self.layers.sweep(snapshots=False)
 
@@ -125,7 +128,7 @@ class Bubblewrap:
     @asynccontextmanager
     async def _group(self, limits: Limits) -> AsyncIterator[cgroup.Group]:
         try:
-            group = self._cgroups.make(f"s{next(self._names)}", limits, self._protections)
+            group = self._cgroups.make(f"s{next(_NAMES)}", limits, self._protections)
         except OSError as error:
             raise InfrastructureError(f"no control group for a sandbox: {error}") from None
         try:
