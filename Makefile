@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: setup bubblewrap demo test test-backends bench clean
+.PHONY: setup bubblewrap demo test test-backends test-containers bench clean
 
 setup: $(VENV)/ready bubblewrap
 
@@ -43,6 +43,10 @@ test-backends: setup
 	for name in $(notdir $(wildcard tests/bridges/*)); do \
 	    $(BIN)/palestra backends install $$name && $(BIN)/palestra backends run $$name -m pytest tests/bridges/$$name || exit 1; \
 	done
+
+# The attacks on sandboxes, tried on podman's containers too.
+test-containers: setup
+	tests/sandbox/containers.sh
 
 bench: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'

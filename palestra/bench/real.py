@@ -32,8 +32,8 @@ from palestra.verbs import train
 
 INIT_WAIT, INIT_WORK = 3.0, 0.5
 TOOL_WAIT = 0.5
-REWARD_WAIT, REWARD_WORK = 6.0, 0.75
-"""Seconds of waiting, and of processor time. As in published runs, rewards take longer than inits."""
+REWARD_WAIT, REWARD_WORK = 13.25, 0.75
+"""Seconds of waiting, and of processor time. A reward takes four times as long as an init, as in W1."""
 
 SLOTS = 8
 """What bounded and pipeline hold, for three times as many rollouts in a step: the published runs had five times as many."""
