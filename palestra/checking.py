@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from palestra import agent
 from palestra.collect import prepare
-from palestra.errors import ConfigError, cause, nearest
+from palestra.errors import ConfigError, Unprepared, cause, nearest
 from palestra.protocols import Policy
 from palestra.rollout import Patience, Rollout, describe
 from palestra.statistics import SUCCESS
@@ -75,7 +75,10 @@ async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Ver
 
 
 async def _check(task: AnyTask, cache: Path) -> Verdict:
-    await prepare(task, cache)
+    try:
+        await prepare(task, cache)
+    except Unprepared as error:
+        return Verdict(task.id, None, None, (f"prepare: {error}",))
     started = time.monotonic()
     gold, gold_problem = await _score(task, "gold")
     noop, noop_problem = await _score(task, "noop")
