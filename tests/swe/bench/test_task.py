@@ -69,6 +69,7 @@ def test_the_verb_proves_instances(tmp_path: Path, row: Mapping[str, object], mi
     [
         (["tasks.arguments.data=none.jsonl"], "no data set 'none.jsonl'"),
         (["tasks.arguments.runtime=cloud"], "runtime = 'cloud' is unknown; known: 'native', 'image'"),
+        (["tasks.arguments.only=none-1"], "tasks.arguments.only: no instance 'none-1'"),
         (["--mirrors", "none"], "no mirror of maker/abacus in none"),
     ],
 )
