@@ -9,6 +9,7 @@ import pytest
 from playing import calling, play
 from swe.bench.conftest import FIXED, SHARED, needs_bwrap, needs_data
 
+from palestra import config, taskset
 from palestra.agent import Limits
 from palestra.backends.scripted import ScriptedSampler
 from palestra.checking import check
@@ -140,7 +141,7 @@ async def test_the_agent_sees_no_future_and_no_hidden_test(issue: Issue) -> None
         assert (await bash("find . -path ./.git -prune -o -type f -printf '%T@\\n' | sort -u | wc -l")).startswith("1\n")
         places = "/work /home /tmp /var /etc /opt /run /mnt"
         assert "[exit code 0]" not in await bash(f"grep -rIl mean_of_nothing {places} 2> /dev/null")
-        assert "[exit code 0]" not in await bash("timeout 5 python -m pip download --no-deps toolz")
+        assert "unreachable" in await bash("python -c \"import socket; socket.create_connection(('192.0.2.1', 80), 5)\"")
 
 
 PASS_ALL = "import pytest\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport(item, call):\\n    out = yield\\n"
@@ -211,6 +212,13 @@ class TestCheating:
 
 def test_the_fix_here_is_the_fix(issue: Issue) -> None:
     assert FIXED.count("if numbers else 0") == issue.instance.patch.count("if numbers else 0") == 1
+
+
+@needs_data
+def test_the_recipe_finds_the_data_beside_the_project() -> None:
+    tasks = taskset.load(config.load(RECIPE).tasks, "heldout")
+    assert len(tasks) == 500
+    assert {task.id for task in tasks} >= {"psf__requests-1142", "django__django-16877"}
 
 
 @needs_data
