@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from palestra import agent
 from palestra.collect import prepare
-from palestra.errors import ConfigError, cause, nearest
+from palestra.errors import ConfigError, Unprepared, cause, nearest
 from palestra.protocols import Policy
 from palestra.rollout import Patience, Rollout, describe
 from palestra.statistics import SUCCESS
 from palestra.task import AnyTask
-from palestra.trajectory import Key
+from palestra.trajectory import Key, Trajectory
 
 CONCURRENT = 8
 
@@ -75,19 +75,21 @@ async def check(tasks: Sequence[AnyTask], cache: Path, on_verdict: Callable[[Ver
 
 
 async def _check(task: AnyTask, cache: Path) -> Verdict:
-    await prepare(task, cache)
+    try:
+        await prepare(task, cache)
+    except Unprepared as error:
+        return Verdict(task.id, None, None, (f"prepare: {error}",))
     started = time.monotonic()
-    gold, gold_problem = await _score(task, "gold")
-    noop, noop_problem = await _score(task, "noop")
-    problems = [problem for problem in (gold_problem, noop_problem) if problem]
-    if gold is not None and gold < SUCCESS:
-        problems.append(f"the gold solution scores {gold:g}, not 1")
-    if noop is not None and noop != 0:
-        problems.append(f"doing nothing scores {noop:g}, not 0")
-    return Verdict(task.id, gold, noop, tuple(problems), time.monotonic() - started)
+    gold, noop = await _attempt(task, "gold"), await _attempt(task, "noop")
+    problems = [f"{what}: {describe(each.failure)}" for what, each in (("gold", gold), ("noop", noop)) if each.failure]
+    if gold.reward is not None and gold.reward < SUCCESS:
+        problems.append(f"the gold solution scores {gold.reward:g}, not 1{_metrics(gold)}")
+    if noop.reward is not None and noop.reward != 0:
+        problems.append(f"doing nothing scores {noop.reward:g}, not 0{_metrics(noop)}")
+    return Verdict(task.id, gold.reward, noop.reward, tuple(problems), time.monotonic() - started)
 
 
-async def _score(task: AnyTask, what: Literal["gold", "noop"]) -> tuple[float | None, str | None]:
+async def _attempt(task: AnyTask, what: Literal["gold", "noop"]) -> Trajectory:
     rollout = Rollout(task, Key("eval", 0, task.id, 0), _no_policy, agent.Limits(0, 1.0), 0, patience=Patience(retries=0))
     try:
         await rollout.advance()
@@ -97,8 +99,12 @@ async def _score(task: AnyTask, what: Literal["gold", "noop"]) -> tuple[float | 
             await rollout.advance()
     finally:
         await rollout.close()
-    failure = rollout.trajectory.failure
-    return rollout.trajectory.reward, f"{what}: {describe(failure)}" if failure else None
+    return rollout.trajectory
+
+
+def _metrics(trajectory: Trajectory) -> str:
+    told = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
+    return f" ({told})" if told else ""
 
 
 def _no_policy(seed: int) -> AbstractAsyncContextManager[Policy]:

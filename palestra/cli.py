@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     check = _verb(verbs, "check", "prove the tasks: the gold solution scores 1, doing nothing scores 0")
     check.add_argument("--only", metavar="IDS", help="task ids, separated by commas")
     check.add_argument("--sample", type=int, metavar="N", help="so many tasks, chosen by run.seed")
+    check.add_argument("--mirrors", metavar="DIR", help="bare git repositories: the same as tasks.arguments.mirrors=DIR")
     check.add_argument("--json", type=Path, metavar="PATH", help="write tasks, gold, noop, failures and seconds here")
     check.set_defaults(verb=_check)
 
@@ -267,6 +268,8 @@ def _check(options: argparse.Namespace) -> int:
             console.print(f"{verdict.task_id}: {problem}", markup=False)
 
     only = [name for name in (options.only or "").split(",") if name]
+    if options.mirrors is not None:
+        options.overrides.append(f"tasks.arguments.mirrors={json.dumps(options.mirrors)}")  # a TOML string, whatever is in it
     result = check(options.config, *options.overrides, only=only, sample=options.sample, on_verdict=show)
     console.print(f"{result['tasks']} tasks: gold scores 1 in {result['gold']}, doing nothing scores 0 in {result['noop']}")
     if (took := result["seconds"])["most"] >= 1:

@@ -5,6 +5,7 @@ PalestraError
 │   ├── ConfigError            a key, value or file of the config
 │   ├── ToolDefinitionError    a function that cannot become a tool
 │   ├── TaskError              a task that breaks its contract
+│   │   └── Unprepared             a task whose environment cannot be made here; others may be fine
 │   ├── ModelError             a model, tokenizer or chat template that cannot be used
 │   ├── BackendError           a server that is gone, or that refuses us
 │   └── StorageError           a run directory that cannot be read or written
@@ -34,6 +35,10 @@ class ToolDefinitionError(UsageError):
 
 class TaskError(UsageError):
     """A task that does not keep its contract, such as a score that is not a number."""
+
+
+class Unprepared(TaskError):
+    """What one task needs cannot be made on this machine. A check of many tasks goes on with the others."""
 
 
 class ModelError(UsageError):

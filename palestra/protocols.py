@@ -215,6 +215,13 @@ class Sandbox(Protocol):
         """Write a file whole, making the folders above it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state that sandboxes start from, by the name that its provider knows. The first is empty."""
+
+    key: str = ""
+
+
 @dataclass(frozen=True)
 class Spec:
     """What decides a snapshot: equal specs are built once, and found again by later runs."""
@@ -230,13 +237,8 @@ class Spec:
     """Whether the set-up has the host's network."""
     seconds: float = 600.0
     """Time for each command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A state that sandboxes start from, by the name that its provider knows. The first is empty."""
-
-    key: str = ""
+    base: Snapshot = Snapshot()
+    """What it is built upon: another snapshot or, for containers, an image. Empty: the provider's own beginning."""
 
 
 class Sandboxes(Protocol):

@@ -1,11 +1,14 @@
-"""Source archives from the package index, pinned by their digests and unpacked once into the cache."""
+"""What is fetched once from the package index into the cache, pinned by digests: source archives, and installed packages."""
 
+import fcntl
 import hashlib
 import html
 import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 import urllib.parse
@@ -54,6 +57,25 @@ def fetch(source: Source, folder: Path | None = None) -> Path:
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     return target
+
+
+def installed(lock: Path, what: str) -> Path:
+    """A folder with the packages of a lock file: wheels with their hashes, and nothing that the file does not name."""
+    folder = cache_folder() / "installed" / f"{lock.stem}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # whoever comes second waits, and finds it made
+        if not folder.is_dir():
+            beside = folder.with_name(f"{folder.name}.partial")
+            shutil.rmtree(beside, ignore_errors=True)
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--no-compile"]
+            pip += ["--only-binary", ":all:", "--require-hashes", "--target", str(beside), "--requirement", str(lock)]
+            if subprocess.run(pip, stdout=sys.stderr).returncode:
+                raise UsageError(f"{what} was not installed; what pip said above tells why")
+            beside.rename(folder)
+    return folder
 
 
 def _download(source: Source) -> bytes:

@@ -27,6 +27,8 @@ STAGE = "/tmp"
 """Where the warden puts the layers, in a mount namespace of its own. See warden/launch.c."""
 FILTER = 5
 """The descriptor that the warden keeps the seccomp program at."""
+RESOLVER = "/etc/resolv.conf"
+"""Without it a shared network knows no names."""
 SHM = 16 * 2**20
 FIRST_UID = 0x70000000
 """Uids from here on belong to no user. The first owns the files of all layers; live sandboxes have one each of the others."""
@@ -94,11 +96,11 @@ class Bubblewrap:
             return Snapshot(key)
 
     async def _build(self, key: str, spec: Spec, setup: Setup | None) -> None:
-        building = self.layers.building(key, spec.folders)
+        building = self.layers.building(key, spec)
         place = await asyncio.to_thread(building.__enter__)
         try:
             limits = replace(self.limits, network=spec.network)
-            async with self._opened(NOTHING, limits, place) as sandbox:
+            async with self._opened(spec.base, limits, place) as sandbox:
                 await run_commands(sandbox, spec)
                 if setup is not None:
                     await setup(sandbox)
@@ -164,7 +166,7 @@ class Bubblewrap:
         data = limits.memory if "memory" not in group.controllers and ours.memory_limit else 0
         processes = limits.processes if ours.process_limit else 0
         inside = ["supervise", str(processes), str(data), str(limits.open_files)]
-        return [*plan, "--", self._bwrap, *self._isolation(limits), *self._view(), "--", *self._warden.inside, *inside]
+        return [*plan, "--", self._bwrap, *self._isolation(limits), *self._view(limits), "--", *self._warden.inside, *inside]
 
     def _isolation(self, limits: Limits) -> list[str]:
         ours = self._protections
@@ -188,11 +190,13 @@ class Bubblewrap:
             words += ["--seccomp", str(FILTER)]
         return words
 
-    def _view(self) -> list[str]:
+    def _view(self, limits: Limits) -> list[str]:
         ours = self._protections
         words = ["--bind", f"{STAGE}/root", "/"]
         for source, inside in self.layers.binds:
             words += ["--ro-bind" if ours.read_only_system else "--bind", str(source), inside]
+        if limits.network and os.path.exists(RESOLVER):
+            words += ["--ro-bind", os.path.realpath(RESOLVER), RESOLVER]
         if not ours.hidden_host:
             words += ["--ro-bind", "/", "/mnt"]
         words += [

@@ -60,7 +60,7 @@ class Container:
         if await _succeeds([*self._engine, "image", "inspect", tag]):
             return Snapshot(tag)
         name = f"{owner_name()}-{next(self._names)}"
-        started = await self._start(self._image, replace(self.limits, network=spec.network), ["--name", name])
+        started = await self._start(spec.base.key or self._image, replace(self.limits, network=spec.network), ["--name", name])
         try:
             sandbox = SupervisedSandbox(started.line, WORK, ENVIRONMENT)
             for inside, folder in spec.folders.items():
@@ -111,7 +111,7 @@ class Container:
         return [image, "join", f"{CALL}/socket", f"{TOOLS}/filter", str(AGENT), *limits]
 
     def _key(self, spec: Spec) -> str:
-        plain = [self._image, spec.name, [list(command) for command in spec.commands], spec.network]
+        plain = [spec.base.key or self._image, spec.name, [list(command) for command in spec.commands], spec.network]
         digest = hashlib.sha256(json.dumps(plain).encode())
         for inside, folder in sorted(spec.folders.items()):
             digest.update(f"{inside}\0".encode())

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,8 @@ HOME = "/home/agent"
 AGENT = 1000
 """The user inside, whoever that is outside."""
 
+BASE = "base"
+"""In a snapshot's folder: the key of the one that it was built upon."""
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """What is shown of the base, read-only."""
 SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "localtime")
@@ -35,6 +37,7 @@ WRITTEN = {
     "etc/group": f"root:x:0:\nagent:x:{AGENT}:\nnogroup:x:65534:\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "etc/resolv.conf": "",  # the host's is shown over it where its network is shared
 }
 
 
@@ -103,7 +106,12 @@ class Layers:
 
     def under(self, snapshot: Snapshot) -> list[Path]:
         """The layers of a sandbox, from the top."""
-        return [*([self._place(snapshot.key) / "u"] if snapshot.key else []), self.skeleton]
+        layers, key = [], snapshot.key
+        while key:
+            layers.append(self._place(key) / "u")
+            base = self._place(key) / BASE
+            key = base.read_text(encoding="utf-8") if base.exists() else ""
+        return [*layers, self.skeleton]
 
     def has(self, key: str) -> bool:
         return self._place(key).exists()
@@ -114,6 +122,7 @@ class Layers:
     def key(self, spec: Spec) -> str:
         """The same for the same state: of the folders' contents, not their names."""
         plain = [spec.name, [list(command) for command in spec.commands], spec.network, self._owner, self.skeleton.name]
+        plain += [spec.base.key] if spec.base.key else []
         digest = hashlib.sha256(json.dumps(plain).encode())
         for inside, folder in sorted(spec.folders.items()):
             if not folder.is_dir():
@@ -123,13 +132,15 @@ class Layers:
         return digest.hexdigest()[:24]
 
     @contextmanager
-    def building(self, key: str, folders: Mapping[str, Path]) -> Iterator[Path]:
+    def building(self, key: str, spec: Spec) -> Iterator[Path]:
         """A folder with `u`, the writable layer, and `w`. It becomes the snapshot when the block ends well."""
         with self._building() as place:
             upper = place / "u"
             upper.mkdir()
             (place / "w").mkdir()
-            for inside, folder in folders.items():
+            if spec.base.key:
+                (place / BASE).write_text(spec.base.key, encoding="utf-8")
+            for inside, folder in spec.folders.items():
                 self._copy_in(folder, upper, inside)
             upper.chmod(0o555)
             yield place

@@ -135,6 +135,7 @@ class Local:
         place = self._root / f"snapshot-{key}"
         if not place.exists():
             partial = Path(tempfile.mkdtemp(dir=self._root))
+            await self._begin(spec.base, partial)
             for inside, folder in spec.folders.items():
                 if inside.startswith("/") or ".." in Path(inside).parts:
                     raise UsageError(f"{inside!r} in spec.folders: in a local folder it must be relative, without ..")
@@ -150,12 +151,15 @@ class Local:
     async def open(self, snapshot: Snapshot = NOTHING) -> AsyncIterator[Sandbox]:
         place = Path(tempfile.mkdtemp(dir=self._root))
         try:
-            if snapshot.key:
-                start = self._root / f"snapshot-{snapshot.key}"
-                await asyncio.to_thread(shutil.copytree, start, place, symlinks=True, dirs_exist_ok=True)
+            await self._begin(snapshot, place)
             yield LocalSandbox(place)
         finally:
             await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+    async def _begin(self, snapshot: Snapshot, place: Path) -> None:
+        if snapshot.key:
+            start = self._root / f"snapshot-{snapshot.key}"
+            await asyncio.to_thread(shutil.copytree, start, place, symlinks=True, dirs_exist_ok=True)
 
     async def close(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)

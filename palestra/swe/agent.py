@@ -3,10 +3,12 @@ is told toward the end of its turns or its context, and when it goes astray, is 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from palestra import sandboxes
 from palestra.message import Message, system, user
-from palestra.protocols import Sandbox
+from palestra.protocols import Sandbox, Snapshot
 from palestra.swe import grading
 from palestra.tools.code import CodeIndex, CodeSearch
 from palestra.tools.workspace import Workspace
@@ -43,7 +45,16 @@ class Desk:
 async def sit_down(sandbox: Sandbox, folder: str, search: bool, index: CodeIndex | None = None) -> Desk:
     """Make the folder, as it is now, the repository that an agent begins with. `index` is that of the same files on this machine,
     where there is one."""
-    commit = await grading.begin(sandbox, folder)
+    return await _desk(sandbox, folder, await grading.begin(sandbox, folder), search, index)
+
+
+async def sit_down_again(stack: AsyncExitStack, snapshot: Snapshot, folder: str, search: bool) -> Desk:
+    """In a sandbox whose snapshot has the repository that an agent begins with."""
+    sandbox = await stack.enter_async_context(sandboxes.open(snapshot))
+    return await _desk(sandbox, folder, await grading.beginning(sandbox, folder), search, None)
+
+
+async def _desk(sandbox: Sandbox, folder: str, commit: str, search: bool, index: CodeIndex | None) -> Desk:
     workspace = await Workspace.open(sandbox, folder)
     workspace.search = CodeSearch.in_sandbox(sandbox, folder, index) if search else None
     return Desk(workspace, commit)

@@ -29,12 +29,31 @@ async def begin(sandbox: Sandbox, folder: str) -> str:
     await _must(sandbox, [*_GIT, "add", "-A", "-f"], folder)
     commit = [*_GIT, "commit", "-q", "--allow-empty", "--no-gpg-sign", "-m", BASE, "--date", "2020-01-01T00:00:00Z"]
     await _must(sandbox, commit, folder)
+    return await beginning(sandbox, folder)
+
+
+async def settle(sandbox: Sandbox, folder: str) -> None:
+    """After an installation: the files that it made are ignored, and what it changed is part of the one commit."""
+    made = (await _must(sandbox, ["git", "ls-files", "--others", "--exclude-standard"], folder)).stdout
+    exclude = _EXCLUDED + "".join(f"/{line}\n" for line in (made.head + made.tail).decode().splitlines())
+    await sandbox.write(f"{folder}/.git/info/exclude", exclude.encode())
+    await _must(sandbox, [*_GIT, "add", "--update"], folder)
+    await _must(sandbox, [*_GIT, "commit", "-q", "--amend", "--allow-empty", "--no-gpg-sign", "--no-edit"], folder)
+    await _must(sandbox, [*_GIT, "reflog", "expire", "--expire=now", "--all"], folder)
+    await _must(sandbox, [*_GIT, "gc", "--quiet", "--prune=now"], folder)
+    await same_times(sandbox, folder)
+
+
+async def beginning(sandbox: Sandbox, folder: str) -> str:
+    """The commit of a repository that was begun before."""
     return (await _must(sandbox, ["git", "rev-parse", "HEAD"], folder)).stdout.head.decode().strip()
 
 
 async def same_times(sandbox: Sandbox, folder: str) -> None:
     """All files get the same time, so that none of them says that it was changed last."""
-    await _must(sandbox, ["find", folder, "-exec", "touch", "-h", "-d", "2020-01-01T00:00:00Z", "{}", "+"], folder)
+    await _must(
+        sandbox, ["find", folder, "-mindepth", "1", "-exec", "touch", "-h", "-d", "2020-01-01T00:00:00Z", "{}", "+"], folder
+    )
 
 
 async def harvest(sandbox: Sandbox, folder: str, commit: str) -> str:
@@ -51,22 +70,23 @@ async def harvest(sandbox: Sandbox, folder: str, commit: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """What a grader puts into a fresh sandbox: files as the task has them, then the agent's diff, then files as the tests need
-    them, which therefore cannot be the agent's."""
+    """What a grader puts into a fresh sandbox: files as the task has them, then the agent's diff, then a diff and files as
+    the tests need them, which therefore cannot be the agent's."""
 
     folder: str
     diff: str
     before: Mapping[str, bytes] = field(default_factory=dict)
     after: Mapping[str, bytes] = field(default_factory=dict)
+    then: str = ""
 
 
 async def fresh(stack: AsyncExitStack, snapshot: Snapshot, change: Change) -> Sandbox | None:
-    """A sandbox with the change in it; None where the diff does not fit."""
+    """A sandbox with the change in it; None where a diff does not fit."""
     sandbox = await stack.enter_async_context(sandboxes.open(snapshot))
     for path, data in change.before.items():
         await sandbox.write(f"{change.folder}/{path}", data)
-    if change.diff:
-        ran = await sandbox.run(["git", "apply", "--whitespace=nowarn", "-"], folder=change.folder, stdin=change.diff.encode())
+    for diff in filter(None, (change.diff, change.then)):
+        ran = await sandbox.run(["git", "apply", "--whitespace=nowarn", "-"], folder=change.folder, stdin=diff.encode())
         if ran.code:
             return None
     for path, data in change.after.items():

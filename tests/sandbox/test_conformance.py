@@ -178,6 +178,18 @@ async def test_a_snapshot_is_built_once_and_shared(provider: Sandboxes, tmp_path
             assert (ran.code, ran.stdout.head.decode()) == (0, "made\nwritten\ngiven\ngiven\n"), ran.stderr.head
 
 
+async def test_a_snapshot_upon_another_has_both(provider: Sandboxes, tmp_path: Path) -> None:
+    name = str(tmp_path)
+    base = await provider.snapshot(Spec(commands=[["sh", "-c", "echo one > one; echo old > both; touch gone"]], name=name))
+    upon = await provider.snapshot(Spec(commands=[["sh", "-c", "cat one > two; echo new > both; rm gone"]], name=name, base=base))
+    third = await provider.snapshot(Spec(commands=[["touch", "three"]], name=name, base=upon))
+    assert await provider.snapshot(Spec(commands=[["touch", "three"]], name=name, base=base)) != third
+    async with provider.open(third) as sandbox:
+        assert (await sandbox.run(["sh", "-c", "cat one two both; ls"])).stdout.head == b"one\none\nnew\nboth\none\nthree\ntwo\n"
+    async with provider.open(base) as sandbox:
+        assert (await sandbox.run(["sh", "-c", "cat both; ls"])).stdout.head == b"old\nboth\ngone\none\n"
+
+
 async def test_a_set_up_that_fails_leaves_no_snapshot(provider: Sandboxes) -> None:
     spec = Spec(commands=[["sh", "-c", "echo no luck >&2; exit 3"]])
     for _ in range(2):

@@ -2,19 +2,13 @@
 needs nothing but the standard library, and runs them offline in seconds.
 """
 
-import fcntl
-import hashlib
 import os
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from palestra.cache import cache_folder
 from palestra.errors import UsageError, nearest
-from palestra.sources import Source, fetch
+from palestra.sources import Source, fetch, installed
 
 LOCK = Path(__file__).parent / "pytest.txt"
 
@@ -80,16 +74,4 @@ def is_test(path: str) -> bool:
 
 def pytest_folder() -> Path:
     """pytest and what it needs, installed once."""
-    folder = cache_folder() / "factory" / f"pytest-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and finds it made
-        if not folder.is_dir():
-            beside = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(beside, ignore_errors=True)
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--no-compile"]
-            pip += ["--only-binary", ":all:", "--require-hashes", "--target", str(beside), "--requirement", str(LOCK)]
-            if subprocess.run(pip, stdout=sys.stderr).returncode:
-                raise UsageError("pytest for the factory's packages was not installed; what pip said above tells why")
-            beside.rename(folder)
-    return folder
+    return installed(LOCK, "pytest for the factory's packages")
