@@ -78,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     compare = verbs.add_parser("compare", help="two evaluations of the same tasks: paired differences with 95%% intervals")
     compare.add_argument("before", metavar="RUN[@STEPS]", help="the folder of a run or an evaluation; alone: its first and last")
     compare.add_argument("after", metavar="RUN[@STEPS]", nargs="?", help="what to compare it with")
-    compare.add_argument("--reach", type=float, metavar="SHARE", help="also what training took to reach this held-out success")
+    compare.add_argument(
+        "--reach", type=float, metavar="REWARD", help="also what training took until a step earned this on average"
+    )
     compare.add_argument("--json", type=Path, metavar="PATH", help="write all figures here")
     compare.set_defaults(verb=_compare)
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -46,7 +47,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Cost:
-    """What training took until an evaluation reached a given success."""
+    """What training took until its attempts earned a given reward."""
 
     steps: int
     sampled_tokens: float
@@ -146,15 +147,14 @@ def _means(attempts: Sequence[Trajectory]) -> dict[str, float]:
     return figures | {name: count / len(attempts) for name, count in calls.most_common()}
 
 
-def cost_to_reach(metrics: Sequence[Mapping[str, Any]], share: float) -> Cost | None:
-    """Of the training before the first sampled evaluation with at least this success; None when there was none."""
-    evaluations = [row for row in metrics if row.get("evaluation") == "sampled"]
-    reached = [row["step"] for row in evaluations if row["pass@1"]["value"] >= share]
-    if not reached:
+def cost_to_reach(metrics: Sequence[Mapping[str, Any]], reward: float) -> Cost | None:
+    """Of the training before the first step whose attempts earned at least this on average; None when there was none."""
+    steps = sorted((row for row in metrics if "evaluation" not in row), key=lambda row: int(row["step"]))
+    before = list(takewhile(lambda row: row["reward"] < reward, steps))
+    if len(before) == len(steps):
         return None
-    rows = [row for row in metrics if "evaluation" not in row and row["step"] < min(reached)]
-    total = {key: math.fsum(row.get(key, math.nan) for row in rows) for key in ("sampled_tokens", "seconds", "cpu_seconds")}
-    return Cost(min(reached), **total)
+    total = {key: math.fsum(row.get(key, math.nan) for row in before) for key in ("sampled_tokens", "seconds", "cpu_seconds")}
+    return Cost(len(before), **total)
 
 
 MOST_TOOLS = 6
@@ -181,8 +181,8 @@ def _signed(estimate: Estimate) -> str:
 
 def _said(cost: Cost | None) -> str:
     if cost is None:
-        return "never reached it"
+        return "never earned that"
     return (
-        f"reached it after {cost.steps} steps, {cost.sampled_tokens:,.0f} tokens sampled, {cost.seconds:,.0f} s, "
+        f"earned that after {cost.steps} steps, {cost.sampled_tokens:,.0f} tokens sampled, {cost.seconds:,.0f} s, "
         f"{cost.cpu_seconds:,.0f} CPU-seconds"
     )

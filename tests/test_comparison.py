@@ -84,15 +84,13 @@ def test_what_an_attempt_took_stands_beside(tmp_path: Path) -> None:
     }
 
 
-def test_the_cost_of_a_success_is_that_of_the_training_before_it() -> None:
+def test_the_cost_of_a_reward_is_that_of_the_training_before_it() -> None:
     metrics = [
-        {"step": 0, "evaluation": "sampled", "pass@1": {"value": 0.1}},
-        {"step": 0, "sampled_tokens": 100, "seconds": 10.0, "cpu_seconds": 15.0},
-        {"step": 1, "sampled_tokens": 200, "seconds": 20.0, "cpu_seconds": 25.0},
-        {"step": 2, "evaluation": "greedy", "pass@1": {"value": 1.0}},
-        {"step": 2, "evaluation": "sampled", "pass@1": {"value": 0.7}},
-        {"step": 2, "sampled_tokens": 400, "seconds": 40.0, "cpu_seconds": 45.0},
-        {"step": 3, "evaluation": "sampled", "pass@1": {"value": 0.6}},
+        {"step": 0, "evaluation": "sampled", "pass@1": {"value": 0.9}},
+        {"step": 0, "reward": 0.1, "sampled_tokens": 100, "seconds": 10.0, "cpu_seconds": 15.0},
+        {"step": 1, "reward": 0.3, "sampled_tokens": 200, "seconds": 20.0, "cpu_seconds": 25.0},
+        {"step": 2, "reward": 0.7, "sampled_tokens": 400, "seconds": 40.0, "cpu_seconds": 45.0},
+        {"step": 3, "reward": 0.6, "sampled_tokens": 800, "seconds": 80.0, "cpu_seconds": 85.0},
     ]
     assert cost_to_reach(metrics, 0.6) == Cost(2, 300, 30.0, 40.0)
     assert cost_to_reach(metrics, 0.05) == Cost(0, 0, 0.0, 0.0)
@@ -114,13 +112,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_prints_and_writes_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded(tmp_path / "run", {("eval", 0): many(0.1, 0), ("eval", 2): many(0.9, 1)})
-    metrics = [{"step": 2, "evaluation": "sampled", "pass@1": {"value": 0.9}}]
-    metrics += [{"step": step, "sampled_tokens": 1000, "seconds": 1.0, "cpu_seconds": 2.0} for step in (0, 1)]
+    steps = {"sampled_tokens": 1000, "seconds": 1.0, "cpu_seconds": 2.0}
+    metrics = [{"step": step, "reward": reward, **steps} for step, reward in enumerate((0.1, 0.2, 0.9))]
     (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
     assert main(["compare", run, "--reach", "0.8", "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().out
     assert "calls of look, for an attempt" in said
-    assert "after: reached it after 2 steps, 2,000 tokens sampled, 2 s, 4 CPU-seconds" in said
+    assert "after: earned that after 2 steps, 2,000 tokens sampled, 2 s, 4 CPU-seconds" in said
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["pairs"]["sampled"]["pass_at"]["1"]["difference"]["low"] > 0.6
     assert main(["compare", str(tmp_path)]) == 2

@@ -3,7 +3,7 @@
     python recipes/swe/ablation.py runs/ablation [KEY=VALUE …]
 
 Trains once with search and once with bash alone, evaluates before and after, with hints and without, compares by pairs, and says
-what training took to reach the same success. What the folder holds already is not done again.
+what training took to earn the same reward. What the folder holds already is not done again.
 """
 
 import json
@@ -20,8 +20,7 @@ RECIPE = Path(__file__).with_name("localise.toml")
 SEARCH = {"search": "tasks.arguments.search=true", "bash": "tasks.arguments.search=false"}
 HINTS = {"without": "hints.rules=off", "with": "hints.rules=on"}
 WHEN = ("before", "after")
-TRAINING = ("evaluation.every=2",)
-EVALUATION = ("evaluation.tasks=100", "evaluation.samples=4", "hints.evaluation=true")
+EVALUATION = ("evaluation.tasks=50", "evaluation.samples=4", "hints.evaluation=true")
 REACH = (0.5, 0.7, 0.9)
 
 Arm = tuple[str, str, str]
@@ -30,7 +29,7 @@ Arm = tuple[str, str, str]
 
 def main(folder: Path, *overrides: str) -> None:
     for tools in SEARCH:
-        train(folder / tools, *overrides, SEARCH[tools], *TRAINING)
+        train(folder / tools, *overrides, SEARCH[tools])
     arms = {arm: evaluate(folder, arm, overrides) for arm in product(SEARCH, WHEN, HINTS)}
     pairs = [
         *((("bash", when, hints), ("search", when, hints)) for when, hints in product(WHEN, HINTS)),
@@ -93,7 +92,7 @@ def _rates(pairs: Pairs) -> Iterator[str]:
 
 
 def _costs(folder: Path) -> Iterator[str]:
-    yield "| tools | held-out success | steps | tokens sampled | CPU-seconds |"
+    yield "| tools | reward of a step | after steps | tokens sampled | CPU-seconds |"
     yield "|---|---|---|---|---|"
     for tools, share in product(SEARCH, REACH):
         cost = cost_to_reach(RunFolder(folder / tools).read_metrics(), share)
