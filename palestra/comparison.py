@@ -60,46 +60,50 @@ class Comparison:
     before: str
     after: str
     pairs: dict[str, Pairs]
-    reached: tuple[Cost | None, Cost | None] | None = None
+    reached: dict[str, Cost | None]
+    """By run; empty unless asked for."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
 def compare(before: str, after: str | None = None, reach: float | None = None) -> Comparison:
-    """Of one run alone, its first evaluation and its last."""
-    first, last = _Evaluation(before, first=after is None), _Evaluation(after if after is not None else before)
+    """Of one run alone, its first evaluation (or the one that is named) and its last."""
+    first = _Evaluation(before, first=after is None)
+    last = _Evaluation(str(first.folder) if after is None else after)
     both = {name: (first.attempts(phase), last.attempts(phase)) for name, phase in PHASES.items()}
     pairs = {name: _pair(*sides) for name, sides in both.items() if sides[0].keys() & sides[1].keys()}
     if not pairs:
         raise UsageError(f"{first.name} and {last.name} have no attempt at the same task; compare evaluations of one task set")
-    reached = None if reach is None else (cost_to_reach(first.metrics(), reach), cost_to_reach(last.metrics(), reach))
-    return Comparison(first.name, last.name, pairs, reached)
+    runs = {} if reach is None else {str(side.folder): cost_to_reach(side.metrics(), reach) for side in (first, last)}
+    return Comparison(first.name, last.name, pairs, runs)
 
 
 class _Evaluation:
     def __init__(self, given: str, first: bool = False) -> None:
         folder, at, step = given.rpartition("@")
-        self._folder = Path(folder if at and step.isdigit() else given)
+        self.folder = Path(folder if at and step.isdigit() else given)
         with self._ledger() as ledger:
             steps = ledger.evaluated("eval")
         if not steps:
-            raise UsageError(f"{self._folder} has no evaluation yet; give the folder of a run or of `palestra eval`")
+            raise UsageError(f"{self.folder} has no evaluation yet; give the folder of a run or of `palestra eval`")
+        if first and len(steps) == 1:
+            raise UsageError(f"{self.folder} has one evaluation only; give another one to compare it with")
         self._step = int(step) if at and step.isdigit() else steps[0] if first else steps[-1]
         if self._step not in steps:
             known = ", ".join(map(str, steps))
-            raise UsageError(f"{self._folder} was not evaluated after {self._step} steps, but after {known}")
-        self.name = f"{self._folder}@{self._step}"
+            raise UsageError(f"{self.folder} was not evaluated after {self._step} steps, but after {known}")
+        self.name = f"{self.folder}@{self._step}"
 
     def _ledger(self) -> Ledger:
-        return Ledger.open(RunFolder(self._folder).ledger, read_only=True)
+        return Ledger.open(RunFolder(self.folder).ledger, read_only=True)
 
     def attempts(self, phase: Phase) -> dict[tuple[str, int], Trajectory]:
         with self._ledger() as ledger:
             return ledger.finished(phase, self._step)
 
     def metrics(self) -> list[dict[str, Any]]:
-        return RunFolder(self._folder).read_metrics()
+        return RunFolder(self.folder).read_metrics()
 
 
 Attempts = Mapping[tuple[str, int], Trajectory]
@@ -171,8 +175,8 @@ def render(compared: Comparison, console: Console) -> None:
         for what, (a, b) in list(pairs.means.items())[: 3 + MOST_TOOLS]:
             table.add_row(f"{what}, for an attempt", f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f}")
         console.print(table)
-    for side, cost in zip(("before", "after"), compared.reached or (), strict=False):
-        console.print(f"{side}: {_said(cost)}")
+    for run, cost in compared.reached.items():
+        console.print(f"{run}: {_said(cost)}")
 
 
 def _signed(estimate: Estimate) -> str:
@@ -181,8 +185,8 @@ def _signed(estimate: Estimate) -> str:
 
 def _said(cost: Cost | None) -> str:
     if cost is None:
-        return "never earned that"
+        return "no step earned that"
     return (
-        f"earned that after {cost.steps} steps, {cost.sampled_tokens:,.0f} tokens sampled, {cost.seconds:,.0f} s, "
+        f"a step earned that after {cost.steps} updates, {cost.sampled_tokens:,.0f} tokens sampled, {cost.seconds:,.0f} s, "
         f"{cost.cpu_seconds:,.0f} CPU-seconds"
     )

@@ -104,6 +104,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         compare(a, b)
     with pytest.raises(UsageError, match="was not evaluated after 3 steps, but after 0"):
         compare(f"{a}@3", b)
+    with pytest.raises(UsageError, match="one evaluation only; give another one"):
+        compare(a)
     with pytest.raises(UsageError, match="has no evaluation yet"):
         compare(nothing)
     with pytest.raises(UsageError, match="there is no ledger here"):
@@ -118,7 +120,7 @@ def test_the_command_prints_and_writes_what_was_found(tmp_path: Path, capsys: py
     assert main(["compare", run, "--reach", "0.8", "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().out
     assert "calls of look, for an attempt" in said
-    assert "after: earned that after 2 steps, 2,000 tokens sampled, 2 s, 4 CPU-seconds" in said
+    assert f"{run}: a step earned that after 2 updates, 2,000 tokens sampled, 2 s, 4 CPU-seconds" in said
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["pairs"]["sampled"]["pass_at"]["1"]["difference"]["low"] > 0.6
     assert main(["compare", str(tmp_path)]) == 2
