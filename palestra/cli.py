@@ -76,6 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--picture", type=Path, metavar="PATH", help="draw a step here; RUN/plan.png by default")
     plan.set_defaults(verb=_plan)
 
+    compare = verbs.add_parser("compare", help="two evaluations of the same tasks: paired differences with 95%% intervals")
+    compare.add_argument("before", metavar="RUN[@STEPS]", help="the folder of a run or an evaluation; alone: its first and last")
+    compare.add_argument("after", metavar="RUN[@STEPS]", nargs="?", help="what to compare it with")
+    compare.add_argument(
+        "--reach", type=float, metavar="REWARD", help="also what training took until a step earned this on average"
+    )
+    compare.add_argument("--json", type=Path, metavar="PATH", help="write all figures here")
+    compare.set_defaults(verb=_compare)
+
     _add_backends(verbs)
     _add_factory(verbs)
     _add_sandbox(verbs)
@@ -303,6 +312,15 @@ def _plan(options: argparse.Namespace) -> int:
     made = plan(options.run, options.picture or options.run / "plan.png")
     render(made, Console(soft_wrap=True, highlight=False, markup=False))
     _write_json(options.json, made.to_json())
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from palestra.comparison import compare, render
+
+    compared = compare(options.before, options.after, options.reach)
+    render(compared, Console(highlight=False, markup=False, width=None if Console().is_terminal else 150))
+    _write_json(options.json, compared.to_json())
     return 0
 
 

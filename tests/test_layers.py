@@ -184,6 +184,7 @@ ORDER = (
     "palestra.evaluation",
     "palestra.checkpoint",
     "palestra.runs",
+    "palestra.comparison",
     "palestra.plot",
     "palestra.report",
     "palestra.warm_start",

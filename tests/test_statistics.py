@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from palestra.evaluation import summarise
-from palestra.statistics import Estimate, mean, pass_at
+from palestra.statistics import Estimate, difference, mean, pass_at
 from palestra.trajectory import Failure, Trajectory
 
 
@@ -131,3 +131,51 @@ def test_when_everything_failed_there_is_no_rate() -> None:
     assert math.isnan(result.success.value)
     assert math.isnan(result.reward)
     assert (result.tasks, result.failures) == (0, {"run/infrastructure": 1})
+
+
+# Paired differences
+
+
+def test_a_paired_difference_is_reproducible_and_the_mean_of_differences() -> None:
+    before, after = [0.0, 0.5, 1.0, 0.0, 0.25], [1.0, 0.5, 1.0, 0.75, 0.25]
+    estimate = difference(before, after)
+    assert estimate.value == pytest.approx(0.35)
+    assert estimate == difference(before, after)
+    assert -1.0 <= estimate.low < estimate.value < estimate.high <= 1.0
+    assert difference(after, before).value == pytest.approx(-0.35)
+
+
+def test_pairs_say_more_than_two_samples() -> None:
+    """Where tasks differ much from each other and both sides fail on the same ones, the difference is known far better."""
+    before = [0.0] * 50 + [1.0] * 50
+    after = [1.0] * 5 + [0.0] * 45 + [1.0] * 50
+    apart = mean(after).low - mean(before).high
+    paired = difference(before, after)
+    assert paired.low > 0 > apart
+
+
+def test_the_paired_interval_covers_what_it_should() -> None:
+    chance = random.Random(3)
+    hits = 0
+    for _ in range(80):
+        hard = [chance.random() for _ in range(40)]
+        before = [float(chance.random() < 0.6 * p) for p in hard]
+        after = [float(chance.random() < 0.6 * p + 0.2) for p in hard]
+        estimate = difference(before, after)
+        hits += estimate.low <= 0.2 <= estimate.high
+    assert 70 <= hits <= 79
+
+
+def test_no_change_at_all_is_no_proof_of_none() -> None:
+    never = difference([0.0] * 30, [0.0] * 30)
+    assert never.value == 0.0
+    assert never.low == pytest.approx(-mean([0.0] * 30).high)
+    assert never.high == pytest.approx(mean([0.0] * 30).high)
+    always = difference([0.0] * 30, [1.0] * 30)
+    assert 0.7 < always.low < always.value == always.high == 1.0
+    assert math.isnan(difference([], []).value)
+
+
+def test_only_the_same_tasks_can_be_paired() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        difference([0.0, 1.0], [1.0])

@@ -107,6 +107,12 @@ class Ledger:
         for (number,) in ids:
             yield self._row(number)
 
+    def evaluated(self, phase: Phase) -> list[int]:
+        """After how many steps there was such an evaluation."""
+        return [
+            step for (step,) in self._store.rows("SELECT DISTINCT step FROM trajectories WHERE phase = ? ORDER BY step", phase)
+        ]
+
     def commit_steps(self, steps: Sequence[StepRecord], checkpoint: str) -> None:
         """Settle the steps that a checkpoint holds, all or none, once it is safely on the disk."""
         last = self.committed_step()

@@ -1,19 +1,18 @@
-"""Bugs for a very small model: the easiest of a set, with three tools and worked examples in a short prompt. The sandbox, the
-hidden tests and the grader are those of every other bug.
+"""Bugs for a very small model: the easiest of a set, with three tools, worked examples in a short prompt, and the name of the
+function at fault. The sandbox, the hidden tests and the grader are those of every other bug.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from palestra.message import Message, ToolCall, assistant, system, user
 from palestra.swe.agent import Desk
-from palestra.swe.factory.edit import Text, apply
+from palestra.swe.factory.edit import apply
 from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.task import BugFix
 
-LINES, STATEMENT = 40, 700
+LINES, STATEMENT = 25, 500
 """Of the broken function, and characters of the problem."""
 KINDS = ("compare", "arithmetic", "boolean", "constant", "negate", "swap")
 """Changes within one line."""
@@ -21,16 +20,13 @@ SHOWN = 2
 
 
 def is_easy(recipe: Recipe) -> bool:
-    """Whether the broken function is short and named in the problem, and one line of it is to be changed."""
-    name = recipe.symbol.rpartition(".")[2]
-    line = _lines(recipe)
-    return (
-        recipe.kind in KINDS
-        and recipe.lines <= LINES
-        and len(recipe.statement) <= STATEMENT
-        and re.search(rf"\b{re.escape(name)}\b", recipe.statement) is not None
-        and line is not None
-    )
+    """Whether the broken function is short, one line of it is to be changed, and nothing else in the file reads like it."""
+    if recipe.kind not in KINDS or recipe.lines > LINES or len(recipe.statement) > STATEMENT:
+        return False
+    if "\n" in recipe.edit.old + recipe.edit.new:
+        return False
+    code = _Code(recipe)
+    return "\n".join(code.broken).count(code.line_of(code.broken)) == 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class SmallBugFix(BugFix):
         look = "search_symbol" if self.search else "bash"
         told = system(f"Look at the broken function with {look}, mend it with edit, then call finish.")
         turns = [message for example in self.examples for message in _worked(example, self.search)]
-        return [told, *turns, user(self.recipe.statement)]
+        return [told, *turns, user(_problem(self.recipe))]
 
     def tools(self, env: Desk) -> Sequence[Callable[..., object]]:
         ours = env.workspace
@@ -50,46 +46,54 @@ class SmallBugFix(BugFix):
 
 def easy(recipes: Sequence[Recipe], search: bool, shown: Sequence[Recipe]) -> list[SmallBugFix]:
     """The easy ones, with worked examples from among `shown`, which are left out."""
-    examples = tuple(sorted(filter(is_easy, shown), key=lambda each: (len(each.statement), each.id))[:SHOWN])
+    known = sorted(filter(is_easy, shown), key=lambda each: (len(each.statement) + len(_Code(each).text), each.id))
+    examples = tuple({each.kind: each for each in reversed(known)}.values())[-SHOWN:]
     return [SmallBugFix(each.id, each, search, examples) for each in recipes if is_easy(each) and each not in examples]
 
 
-def _lines(recipe: Recipe) -> tuple[str, str] | None:
-    """The broken line and the right one, where one line is all that differs."""
-    files = python_files(recipe.package)
-    path = recipe.edit.path
-    number = files[path][: recipe.edit.start].count(b"\n") + 1
-    if "\n" in recipe.edit.old + recipe.edit.new:
-        return None
-    return Text(apply([recipe.edit], files)[path]).line(number).strip(), Text(files[path]).line(number).strip()
+def _problem(recipe: Recipe) -> str:
+    return f"{recipe.statement}\n\nThe function at fault is {recipe.symbol} in {recipe.edit.path}."
+
+
+class _Code:
+    """The file of a bug, broken and right, and the function in it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        files, path = python_files(recipe.package), recipe.edit.path
+        self.right = files[path].decode().split("\n")
+        self.broken = apply([recipe.edit], files)[path].decode().split("\n")
+        self.at = files[path][: recipe.edit.start].count(b"\n")
+        """The line that differs, from 0."""
+        name = recipe.symbol.rpartition(".")[2]
+        self.start = next(at for at in range(self.at, -1, -1) if self.broken[at].strip().startswith((f"def {name}", "async def")))
+        self.end = self.start + recipe.lines
+
+    def line_of(self, lines: Sequence[str]) -> str:
+        return lines[self.at].strip()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.broken[self.start : self.end])
 
 
 def _worked(recipe: Recipe, search: bool) -> list[Message]:
     """A solution as turns: look, edit, finish."""
-    lines = _lines(recipe)
-    assert lines is not None
-    path, (broken, right) = recipe.edit.path, lines
-    name = recipe.symbol.rpartition(".")[2]
+    code, path, name = _Code(recipe), recipe.edit.path, recipe.symbol.rpartition(".")[2]
+    numbered = list(enumerate(code.broken[code.start : code.end], code.start + 1))
     if search:
-        look = ToolCall("call_0", "search_symbol", {"name": name})
+        look = ToolCall("call_0", "search_symbol", {"name": recipe.symbol})
+        kind = "method" if "." in recipe.symbol else "function"
+        head = f"1 definition of {recipe.symbol!r}: {path}:{code.start + 1}-{code.end} {kind} {recipe.symbol}"
+        seen = "\n".join([head, *(f"{number:>{len(str(code.end))}} {line}" for number, line in numbered)])
     else:
-        look = ToolCall("call_0", "bash", {"command": f"grep -rn -A {recipe.lines} 'def {name}' --include=*.py ."})
-    change = ToolCall("call_0", "edit", {"path": path, "old": broken, "new": right})
+        look = ToolCall("call_0", "bash", {"command": f"grep -n -A {recipe.lines - 1} 'def {name}' {path}"})
+        seen = "\n".join(f"{number}{'-' if number > code.start + 1 else ':'}{line}" for number, line in numbered)
+    change = ToolCall("call_0", "edit", {"path": path, "old": code.line_of(code.broken), "new": code.line_of(code.right)})
     return [
-        user(recipe.statement),
+        user(_problem(recipe)),
         assistant("", look),
-        Message("tool", f"{path}\n{_code(recipe)}", name=look.name),
+        Message("tool", seen, name=look.name),
         assistant("", change),
         Message("tool", f"{path} is edited.", name="edit"),
         assistant("", ToolCall("call_0", "finish", {"answer": "mended"})),
     ]
-
-
-def _code(recipe: Recipe) -> str:
-    """The broken function."""
-    files = python_files(recipe.package)
-    text = Text(apply([recipe.edit], files)[recipe.edit.path])
-    at = files[recipe.edit.path][: recipe.edit.start].count(b"\n") + 1
-    name = recipe.symbol.rpartition(".")[2]
-    start = next(number for number in range(at, 0, -1) if text.line(number).strip().startswith(f"def {name}"))
-    return "\n".join(f"{number} {text.line(number)}" for number in range(start, start + recipe.lines))
