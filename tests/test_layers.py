@@ -92,6 +92,7 @@ ORDER = (
     "palestra.swe.bench.interpreters",
     "palestra.swe.bench.mirrors",
     "palestra.swe.bench.runtime",
+    "palestra.swe.bench.copies",
     "palestra.swe.bench.verdict",
     "palestra.swe.bench.task",
     "palestra.swe.factory",

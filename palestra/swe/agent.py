@@ -48,10 +48,10 @@ async def sit_down(sandbox: Sandbox, folder: str, search: bool, index: CodeIndex
     return await _desk(sandbox, folder, await grading.begin(sandbox, folder), search, index)
 
 
-async def sit_down_again(stack: AsyncExitStack, snapshot: Snapshot, folder: str, search: bool) -> Desk:
-    """In a sandbox whose snapshot has the repository that an agent begins with."""
+async def sit_down_again(stack: AsyncExitStack, snapshot: Snapshot, folder: str, index: CodeIndex | None) -> Desk:
+    """In a sandbox whose snapshot has the repository that an agent begins with; with search where there is an index of it."""
     sandbox = await stack.enter_async_context(sandboxes.open(snapshot))
-    return await _desk(sandbox, folder, await grading.beginning(sandbox, folder), search, None)
+    return await _desk(sandbox, folder, await grading.beginning(sandbox, folder), index is not None, index)
 
 
 async def _desk(sandbox: Sandbox, folder: str, commit: str, search: bool, index: CodeIndex | None) -> Desk:

@@ -11,7 +11,7 @@ from palestra.errors import TaskError
 from palestra.message import Message
 from palestra.swe import agent, diff, grading
 from palestra.swe.agent import Desk
-from palestra.swe.bench import plan
+from palestra.swe.bench import copies, plan
 from palestra.swe.bench.instance import Instance
 from palestra.swe.bench.runtime import Runtime
 from palestra.swe.bench.verdict import Canary, Verdict, judge
@@ -50,10 +50,14 @@ class Issue(Task[Desk, str]):
     search: bool = True
 
     async def prepare(self, cache: Path) -> None:
-        await self.runtime.snapshot(self.instance)
+        snapshot = await self.runtime.snapshot(self.instance)
+        if self.search:
+            await copies.index(snapshot, self.runtime.folder)
 
     async def setup(self, stack: AsyncExitStack) -> Desk:
-        desk = await agent.sit_down_again(stack, await self.runtime.snapshot(self.instance), self.runtime.folder, self.search)
+        snapshot, folder = await self.runtime.snapshot(self.instance), self.runtime.folder
+        index = await copies.index(snapshot, folder) if self.search else None
+        desk = await agent.sit_down_again(stack, snapshot, folder, index)
         await desk.workspace.shell.bash(f"export PATH={self.runtime.path}")
         return desk
 
