@@ -369,3 +369,23 @@ def test_what_only_one_server_cannot_honour_is_not_refused_for_the_other() -> No
 
 def test_a_knob_of_a_section_that_is_not_there_is_not_asked_for() -> None:
     assert parse(BASE | {"backend": TINKER}).training is None
+
+
+def test_keys_of_one_kind_stand_apart_and_are_used_with_it_alone() -> None:
+    shared = {"model": "m", "gpus": 2, "skyrl": {"micro_batch": 1}, "verl": {"workers": 3}}
+    skyrl, verl = (parse(BASE | {"backend": {"kind": kind, **shared}}).backend for kind in ("skyrl", "verl"))
+    assert isinstance(skyrl, configs.Skyrl)
+    assert isinstance(verl, configs.Verl)
+    assert (skyrl.gpus, skyrl.micro_batch, verl.gpus, verl.workers) == (2, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"verl": {"worker": 3}}, "unknown key 'backend.verl.worker'; did you mean 'workers'?"),
+        ({"gpus": 2, "skyrl": {"gpus": 4}}, "'gpus' is in [backend] and in [backend.skyrl]"),
+        ({"skyrl": {"micro_batch": 0}}, "backend.micro_batch = 0"),
+    ],
+)
+def test_what_is_wrong_with_keys_of_one_kind_is_named(section: dict[str, Any], named: str) -> None:
+    assert named in complaint({"backend": {"kind": "skyrl", "model": "m", **section}})

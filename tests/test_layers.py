@@ -22,6 +22,8 @@ ORDER = (
     "palestra.trajectory",
     "palestra.advantage",
     "palestra.config.section",
+    "palestra.config.backend_section",
+    "palestra.config.openai",
     "palestra.config.backend",
     "palestra.config.dispatch",
     "palestra.config.sandbox",

@@ -14,8 +14,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from palestra.advantage import Estimator, SegmentWeight
 from palestra.config.backend import (
     Backend,
-    OpenAI,
-    Prices,
     Scripted,
     Skyrl,
     Tinker,
@@ -32,6 +30,7 @@ from palestra.config.dispatch import (
     StreamDispatch,
 )
 from palestra.config.hints import Hints
+from palestra.config.openai import OpenAI, Prices
 from palestra.config.sandbox import AnySandbox, BubblewrapSandbox, ContainerSandbox, LocalSandbox, Sandbox
 from palestra.config.section import Located, Section, read_toml, validated
 from palestra.config.tools import Tools

@@ -1,53 +1,16 @@
-"""Where tokens are sampled and gradients taken: one section for each backend."""
+"""Where tokens are sampled and gradients taken: one section for each backend, and one for the one that is chosen."""
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 import pydantic
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from palestra.config.section import Located, Section
-
-
-def _locate_model(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else name
-
-
-Model = Annotated[str, pydantic.AfterValidator(_locate_model)]
-
-
-@dataclass(frozen=True)
-class Only:
-    """A key of the config, anywhere in the file, of which a backend can honour these values only."""
-
-    key: str
-    values: tuple[object, ...]
-    why: str
-    """Completes "the backend …"."""
-
-
-class BackendSection(Section):
-    """What the section of every backend says of itself, beside its keys."""
-
-    environment: ClassVar[str | None] = None
-    """The environment of its own that it runs in, by its name in `environments.py`."""
-    only: ClassVar[tuple[Only, ...]] = ()
-    """What it cannot honour: a config with any other value is refused when it is loaded."""
-
-    def limits(self) -> tuple[Only, ...]:
-        """That, and what more its own keys rule out."""
-        return self.only
-
-
-class Lora(Section):
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
+from palestra.config.backend_section import BackendSection, Lora, Model, Only
+from palestra.config.openai import OpenAI
+from palestra.config.section import Located
+from palestra.errors import nearest
 
 
 class Torch(BackendSection):
@@ -153,6 +116,8 @@ class Verl(BackendSection):
     gpus: PositiveInt = 1
     """GPUs of each node; without any, so many processes on the CPU."""
     nodes: PositiveInt = 1
+    sequence_parallel: PositiveInt = 1
+    """GPUs that share each sequence in training (Ulysses)."""
     server: Literal["auto", "vllm", "sglang", "embedded"] = "auto"
     """What samples: vLLM or SGLang on GPUs, our own sampler where there is none."""
     tensor_parallel: PositiveInt = 1
@@ -163,93 +128,6 @@ class Verl(BackendSection):
     """When no rollout has ended for so long, the run ends with an error."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """verl's own keys, such as "actor_rollout_ref.rollout.gpu_memory_utilization", for what has no key here."""
-
-
-class Prices(Section):
-    """What a million tokens cost, in whatever currency."""
-
-    input: NonNegativeFloat = 0.0
-    cached_input: NonNegativeFloat | None = None
-    """Of those that the server had read before; as the others when not given."""
-    output: NonNegativeFloat = 0.0
-
-
-class OpenAI(BackendSection):
-    """A model behind an OpenAI-compatible server. It samples; it cannot train."""
-
-    kind: Literal["openai"]
-    base_url: str
-    """Where the server's API begins, such as `https://api.example.com/v1`."""
-    model: str
-    """The model as the server calls it."""
-    key_variable: str | None = None
-    """The environment variable that holds the key; without it none is sent."""
-    mode: Literal["chat", "tokens"] = "chat"
-    """The server renders messages and parses calls, or takes and gives token ids."""
-    tokenizer: Model | None = None
-    """With tokens: the folder with the tokenizer of the model that is served."""
-    renderer: Literal["auto", "hermes", "qwen3", "llama3", "jinja"] = "auto"
-    thinking: Literal["keep", "off"] = "off"
-    strict: bool = False
-    """With chat: schemas in strict mode, which the server must know."""
-    token_ids: bool = False
-    """With chat: ask for the token ids and record them, which the server must know (vLLM does)."""
-    limit_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """With chat: under which name the limit of a reply is sent."""
-    omit: Annotated[frozenset[Literal["temperature", "seed"]], pydantic.PlainSerializer(sorted)] = frozenset()
-    """With chat: what is not sent, for servers that refuse it."""
-    extra: dict[str, Any] = Field(default_factory=dict)
-    """With chat: further fields of each request, such as `reasoning_effort`."""
-    concurrency: PositiveInt = 16
-    """Conversations at once."""
-    requests_per_minute: PositiveFloat | None = None
-    tokens_per_minute: PositiveFloat | None = None
-    seconds: PositiveFloat = 120.0
-    """Time for one answer, after which it is asked for again."""
-    patience: PositiveFloat = 300.0
-    """How long a request that failed is tried again."""
-    prices: Prices = Prices()
-
-    def limits(self) -> tuple[Only, ...]:
-        return (Only("sampling.temperature", (1.0,), "does not send it, as omit says"),) if "temperature" in self.omit else ()
-
-    @pydantic.field_validator("base_url")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ValueError("give an address such as https://api.example.com/v1, without a key in it")
-        return value.rstrip("/")
-
-    @pydantic.field_validator("key_variable")
-    @classmethod
-    def _is_a_name(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):  # it may be the key itself: do not repeat it
-            raise ValueError("give the name of an environment variable such as OPENAI_API_KEY, not the key itself")
-        return value
-
-    @pydantic.model_validator(mode="after")
-    def _goes_together(self) -> "OpenAI":
-        if self.mode == "tokens" and self.tokenizer is None:
-            raise ValueError('mode = "tokens" needs backend.tokenizer, the folder with the tokenizer of the model that is served')
-        alien = CHAT_ONLY if self.mode == "tokens" else TOKENS_ONLY
-        defaults = type(self).model_construct()
-        wrong = next((key for key in alien if getattr(self, key) != getattr(defaults, key)), None)
-        if wrong is not None:
-            raise ValueError(f'backend.{wrong} does not go with mode = "{self.mode}"')
-        own = next((key for key in self.extra if key in SENT), None)
-        if own is not None:
-            raise ValueError(f"backend.extra.{own}: this field has a key of its own in the config, or is not yours to set")
-        return self
-
-
-CHAT_ONLY = ("strict", "token_ids", "limit_key", "omit", "extra")
-TOKENS_ONLY = ("tokenizer", "renderer", "thinking")
-SENT = {
-    *("model", "messages", "tools", "temperature", "seed", "max_tokens", "max_completion_tokens", "return_token_ids"),
-    *("n", "stream"),
-}
-"""What a chat request holds, or must not."""
 
 
 class Skyrl(BackendSection):
@@ -272,9 +150,14 @@ class Skyrl(BackendSection):
     kv_tokens: PositiveInt = 131_072
     """Without a GPU: tokens whose keys and values the sampler may keep."""
     gpus: PositiveInt = 1
-    """GPUs of the trainer, on one machine."""
-    engines: PositiveInt = 1
-    """vLLM engines of one GPU each."""
+    """GPUs of each node of the trainer."""
+    nodes: PositiveInt = 1
+    sequence_parallel: PositiveInt = 1
+    """GPUs that share each sequence in training (Ulysses)."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one engine."""
+    engines: PositiveInt | None = None
+    """vLLM engines; when not given, as many as fit on the trainer's GPUs."""
     colocate: bool = True
     """Trainer and engines take turns on the same GPUs; with staleness they never do."""
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -295,7 +178,34 @@ class Skyrl(BackendSection):
 
 AnyBackend = Torch | Scripted | Tinker | Verl | Skyrl | OpenAI
 
-Backend = Annotated[AnyBackend, Field(discriminator="kind")]
+KINDS: dict[str, type[BackendSection]] = {
+    "torch": Torch,
+    "scripted": Scripted,
+    "tinker": Tinker,
+    "verl": Verl,
+    "skyrl": Skyrl,
+    "openai": OpenAI,
+}
+
+
+def _of_its_kind(value: object) -> object:
+    """The section with the keys of `[backend.KIND]` for its kind. So one file serves several kinds; what it says of the others is
+    looked at too, and not used."""
+    if not isinstance(value, dict):
+        return value
+    tables = {kind: value[kind] for kind in KINDS if isinstance(value.get(kind), dict)}
+    shared = {key: held for key, held in value.items() if key not in tables}
+    for kind, table in tables.items():
+        known = KINDS[kind].model_fields
+        for key in table:
+            if key not in known or key == "kind":
+                raise ValueError(f"unknown key 'backend.{kind}.{key}'{nearest(key, known)}")
+            if key in shared:
+                raise ValueError(f"{key!r} is in [backend] and in [backend.{kind}]; write it in one of them")
+    return shared | tables.get(str(shared.get("kind")), {})
+
+
+Backend = Annotated[AnyBackend, Field(discriminator="kind"), pydantic.BeforeValidator(_of_its_kind)]
 
 
 def refuse_what_cannot_be_honoured(backend: AnyBackend, value_of: Callable[[str], Any]) -> None:

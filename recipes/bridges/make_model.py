@@ -61,10 +61,10 @@ async def _from_nothing(scratch: Path) -> Path:
     flawless = [said async for said in _conversations(random.Random(0), {"be right": 1.0})]
     mixed = [said async for said in _conversations(random.Random(1), HABITS)]
     first, born, schooled = scratch / "letters", scratch / "born", scratch / "schooled"
-    _write_tokenizer(first, [])  # knows letters only, and so can spell what the next one is trained on
+    write_tokenizer(first, [])  # knows letters only, and so can spell what the next one is trained on
     speller = render.load(first, "qwen3")
-    _write_tokenizer(born, [speller.decode(_sample(speller, said).tokens) for said in flawless[:1000]])
-    _write_random_model(born)
+    write_tokenizer(born, [speller.decode(_sample(speller, said).tokens) for said in flawless[:1000]])
+    write_random_model(born)
     renderer = render.load(born)
     # To copy is hard to learn from a long prompt, so the tools' descriptions come only when it is learned.
     lessons = [_sample(renderer, (said, [])) for said, _ in flawless[: COPYING * BATCH]]
@@ -99,7 +99,8 @@ def _sample(renderer: Renderer, said: Conversation) -> Sample:
     return Sample(tokens, mask, [0.0] * len(tokens), [-1] * len(tokens), 0.0)
 
 
-def _write_tokenizer(folder: Path, texts: Sequence[str]) -> None:
+def write_tokenizer(folder: Path, texts: Sequence[str], vocabulary: int = 1024) -> None:
+    """A tokenizer that was trained on these texts, in Qwen3's format; also for other recipes."""
     folder.mkdir()
     tokenizer = tokenizers.Tokenizer(models.BPE())
     words = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
@@ -107,7 +108,9 @@ def _write_tokenizer(folder: Path, texts: Sequence[str]) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     unmarked = [part for text in texts for part in _between_markers(text)]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1024 - len(MARKERS), min_frequency=1, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(MARKERS), min_frequency=1, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(unmarked, trainer)
     tokenizer.add_tokens([tokenizers.AddedToken(name, special=name.startswith("<|"), normalized=False) for name in MARKERS])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -123,7 +126,8 @@ def _between_markers(text: str) -> Iterator[str]:
     yield from text.split("\0")
 
 
-def _write_random_model(folder: Path) -> None:
+def write_random_model(folder: Path, positions: int = 2048) -> None:
+    """A Qwen3 of half a million weights for the tokenizer in that folder."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -136,7 +140,7 @@ def _write_random_model(folder: Path) -> None:
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=64,  # vLLM's kernels for CPUs want it
-        max_position_embeddings=2048,
+        max_position_embeddings=positions,
         rope_theta=10_000.0,
         tie_word_embeddings=True,
         initializer_range=0.1,  # sharp from the start: it learns to attend several times as fast

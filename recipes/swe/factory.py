@@ -29,12 +29,12 @@ def bugs(heldout: bool, search: bool = True, lines: int | None = None) -> list[B
     ]
 
 
-def train(search: bool = True, lines: int | None = None) -> Sequence[BugFix]:
-    return bugs(False, search, lines)
+def train(search: bool = True, lines: int | None = None, first: int | None = None) -> Sequence[BugFix]:
+    return bugs(False, search, lines)[:first]
 
 
-def heldout(search: bool = True, lines: int | None = None) -> Sequence[BugFix]:
-    return bugs(True, search, lines)
+def heldout(search: bool = True, lines: int | None = None, first: int | None = None) -> Sequence[BugFix]:
+    return bugs(True, search, lines)[:first]
 
 
 def find_train(search: bool = True) -> Sequence[localise.Definition]:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.bias = linear.bias
+        self.bias, self._dtype = linear.bias, linear.weight.dtype
         self.replace(linear.weight)
 
     @torch.no_grad()
     def replace(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        """A trainer's master weights may be of another type, as they may be for any other layer."""
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")

@@ -25,6 +25,10 @@ def skyrl_config(
     config: Config, section: Skyrl, plan: Training, run: RunFolder, *, model: Path, tasks: int, on_cpu: bool
 ) -> SkyRLTrainConfig:
     _refuse_pairs(config, plan)
+    if on_cpu and max(section.gpus, section.nodes, section.sequence_parallel, section.tensor_parallel, section.engines or 1) > 1:
+        raise ConfigError(
+            "without a GPU, backend.gpus, nodes, sequence_parallel, tensor_parallel and engines must be 1: all is in one process"
+        )
     estimators.register()
     losses.register()
     ours = {
@@ -32,7 +36,8 @@ def skyrl_config(
         **_algorithm(config, plan),
         **_schedule(config, plan, tasks),
         **_generation(config, section, plan),
-        **_places(section, plan, run),
+        **_places(run),
+        **_devices(section, plan),
         **(_WITHOUT_GPU if on_cpu else {}),
     }
     for name in section.settings:
@@ -83,6 +88,9 @@ def _algorithm(config: Config, plan: Training) -> dict[str, Any]:
         "policy_loss_type": losses.name_of(loss),
         "loss_reduction": reductions[loss.reduction],
         "use_kl_loss": False,
+        "use_kl_in_reward": False,
+        "use_entropy_loss": False,
+        "advantage_batch_normalize": False,
         "temperature": config.sampling.temperature,
         "eps_clip_low": loss.clip_low,
         "eps_clip_high": loss.clip_high,
@@ -131,7 +139,6 @@ def _generation(config: Config, section: Skyrl, plan: Training) -> dict[str, Any
         "sampling_params.temperature": config.sampling.temperature,
         "sampling_params.max_generate_length": config.sampling.max_tokens,
         "sampling_params.logprobs": 1,
-        "inference_engine.num_engines": section.engines,
         # The logprobs are to be those of the distribution that was sampled from, and vLLM's own default is before temperature.
         "inference_engine.engine_init_kwargs": {"max_model_len": config.agent.context, "logprobs_mode": "processed_logprobs"},
     }
@@ -143,22 +150,39 @@ def _generation(config: Config, section: Skyrl, plan: Training) -> dict[str, Any
 
 
 def _micro_batch(section: Skyrl, plan: Training) -> int:
-    attempts, rest = divmod(plan.groups * plan.samples, section.gpus)
+    """Of the attempts that each GPU, or each few that share their sequences, has of a step."""
+    shares, odd = divmod(section.gpus * section.nodes, section.sequence_parallel)
+    if odd:
+        raise ConfigError(f"backend.sequence_parallel = {section.sequence_parallel} must divide backend.gpus × backend.nodes")
+    attempts, rest = divmod(plan.groups * plan.samples, shares)
     if rest:
-        raise ConfigError(f"training.groups × training.samples = {plan.groups * plan.samples} must be divisible by backend.gpus")
+        raise ConfigError(
+            f"training.groups × training.samples = {plan.groups * plan.samples} must be divisible by the {shares} shares "
+            "of a step, backend.gpus × backend.nodes / backend.sequence_parallel"
+        )
     size = section.micro_batch or max(size for size in range(1, 9) if attempts % size == 0)
     if attempts % size:
         raise ConfigError(f"backend.micro_batch = {size} must divide the {attempts} attempts that each GPU has of a step")
     return size
 
 
-def _places(section: Skyrl, plan: Training, run: RunFolder) -> dict[str, Any]:
+def _devices(section: Skyrl, plan: Training) -> dict[str, Any]:
+    return {
+        "trainer.placement.colocate_all": section.colocate and not plan.staleness,
+        "trainer.placement.policy_num_gpus_per_node": section.gpus,
+        "trainer.placement.policy_num_nodes": section.nodes,
+        "trainer.policy.sequence_parallel_size": section.sequence_parallel,
+        "generator.inference_engine.tensor_parallel_size": section.tensor_parallel,
+        "generator.inference_engine.num_engines": section.engines
+        or max(1, section.gpus * section.nodes // section.tensor_parallel),
+    }
+
+
+def _places(run: RunFolder) -> dict[str, Any]:
     return {
         "data.train_data": [],
         "data.val_data": [],
         "data.dataloader.num_workers": 0,
-        "trainer.placement.colocate_all": section.colocate and not plan.staleness,
-        "trainer.placement.policy_num_gpus_per_node": section.gpus,
         "trainer.ckpt_path": str(run.checkpoints),
         "trainer.export_path": str(run.path / "skyrl"),
         "trainer.log_path": str(run.path / "skyrl"),

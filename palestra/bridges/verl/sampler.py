@@ -69,4 +69,5 @@ def completion(output: TokenOutput, sampling: Sampling) -> Completion:
 
 
 def _first_line(error: BaseException) -> str:
+    error = getattr(error, "cause", None) or error  # what the server itself raised, where it lives
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -35,10 +35,10 @@ def _refuse(config: Config, section: Verl, gpu: bool) -> None:
         raise ConfigError("sampling.temperature = 0: training needs a temperature above 0, or all attempts are the same")
     if config.loss.dual_clip is not None and config.loss.kind != "ppo":
         raise ConfigError(f"loss.dual_clip: the backend 'verl' has it for the kind 'ppo' only, not for {config.loss.kind!r}")
-    if section.pack_tokens < config.agent.context:
+    if section.pack_tokens * section.sequence_parallel < config.agent.context:
         raise ConfigError(
-            f"backend.pack_tokens = {section.pack_tokens} is less than agent.context = {config.agent.context}: "
-            "a whole sequence has to fit"
+            f"backend.pack_tokens = {section.pack_tokens}, times backend.sequence_parallel, is less than "
+            f"agent.context = {config.agent.context}: a whole sequence has to fit"
         )
     if gpu and section.server == "embedded":
         raise ConfigError('backend.server = "embedded" is for machines without a GPU; write "vllm" or "sglang"')
@@ -46,8 +46,8 @@ def _refuse(config: Config, section: Verl, gpu: bool) -> None:
         raise ConfigError(f'backend.server = "{section.server}" needs a GPU, and there is none; write "auto"')
     if not gpu and config.loss.kl and section.train == "full":
         raise ConfigError('loss.kl with backend.train = "full" needs a GPU: verl pins its reference\'s memory; train an adapter')
-    if not gpu and (section.nodes > 1 or section.gpus > 1 or section.tensor_parallel > 1):
-        raise ConfigError("without a GPU, backend.gpus, backend.nodes and backend.tensor_parallel must be 1")
+    if not gpu and max(section.nodes, section.gpus, section.sequence_parallel, section.tensor_parallel) > 1:
+        raise ConfigError("without a GPU, backend.gpus, nodes, sequence_parallel and tensor_parallel must be 1")
 
 
 def _data(config: Config, plan: Training, run: RunFolder) -> dict[str, Any]:
@@ -87,6 +87,7 @@ def _loss(loss: Loss, plan: Training) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "algorithm.adv_estimator": f"palestra_{plan.estimator}",
         "algorithm.palestra_min_group": plan.min_group,
+        "algorithm.use_kl_in_reward": False,
         # The ratio is that of the trainer to the sampler; with `truncate`, to the trainer's own old policy.
         "algorithm.rollout_correction.bypass_mode": loss.truncate is None,
         "actor_rollout_ref.actor.policy_loss.loss_mode": _LOSSES[loss.kind],
@@ -125,10 +126,12 @@ def _optimizer(section: Verl, plan: Training, seed: int) -> dict[str, Any]:
         f"{actor}.optim.weight_decay": 0.0,
         f"{actor}.optim.clip_grad": plan.max_grad_norm,
         f"{actor}.fsdp_config.seed": seed,
+        f"{actor}.fsdp_config.ulysses_sequence_parallel_size": section.sequence_parallel,
         f"{actor}.fsdp_config.use_torch_compile": False,
         f"{actor}.fsdp_config.mixed_precision": {"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size": section.sequence_parallel,
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": section.pack_tokens,
     }
