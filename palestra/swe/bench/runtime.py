@@ -149,8 +149,9 @@ def _environment_lines(python: interpreters.Interpreter, packages: plan.Packages
     if packages.pins:
         lines.append(f"{pip} {_words(packages.pins)}")
     if packages.conda:
-        alone = f"for each in {_words(packages.conda)}; do {pip} $each || echo $each >> {_ENVIRONMENT}/left-out.txt; done"
-        lines.append(f"{pip} {_words(packages.conda)} || {alone}")
+        wheels = f"{pip} --only-binary :all:"  # what conda compiled may not compile here
+        alone = f"for each in {_words(packages.conda)}; do {wheels} $each || echo $each >> {_ENVIRONMENT}/left-out.txt; done"
+        lines.append(f"{wheels} {_words(packages.conda)} || {alone}")
     return lines
 
 
