@@ -2,6 +2,7 @@
 came with the fix, which it never saw.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -28,12 +29,16 @@ _SETTINGS = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.tom
 _TESTS = ("test", "tests", "testing")
 
 
-def allowed(instance: Instance) -> Callable[[str], bool]:
-    """Everything but tests, what runs them, and settings: no fix in SWE-bench needs those to resolve its issue."""
+def allowed(instance: Instance, change: str) -> Callable[[str], bool]:
+    """What of this diff counts: everything but tests, what runs them, settings, and new modules where Python looks first. No fix
+    in SWE-bench needs those to resolve its issue."""
     hidden = frozenset(plan.changed_files(instance.test_patch))
+    new = frozenset(re.findall(r"^diff --git a/(\S+) b/\1\nnew file ", change, re.MULTILINE))
 
     def may_change(path: str) -> bool:
         *folders, name = path.split("/")
+        if path in new and (not folders or (len(folders) == 1 and name == "__init__.py")) and name.endswith(".py"):
+            return False
         if path in hidden or name in _LOADED_BY_NAME or name in _SETTINGS or name.endswith(".pth"):
             return False
         if name.startswith("test_") or name.endswith(("_test.py", "_tests.py")) or name in ("tests.py", "test.py"):
@@ -72,7 +77,7 @@ class Issue(Task[Desk, str]):
 
     async def score(self, artifact: str, trajectory: Trajectory, stack: AsyncExitStack) -> Score:
         try:
-            taken, left_out = diff.admitted(artifact, allowed(self.instance))
+            taken, left_out = diff.admitted(artifact, allowed(self.instance, artifact))
         except diff.Refused:
             return Score(0.0, {"refused": 1.0})
         verdict = await self._judged(taken, stack)

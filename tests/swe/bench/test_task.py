@@ -167,8 +167,10 @@ _forge()"""
 @pytest.mark.usefixtures("provider")
 class TestCheating:
     async def test_the_honest_solution_earns_one(self, issue: Issue) -> None:
-        found = await attempt(issue, "echo notes > tests/notes.md; echo 'def test_x(): pass' > test_own.py", honest=True)
-        assert found == Score(1.0, {"left_out": 2.0, "fails": 1.0, "passes": 1.0, "forged": 0.0})
+        """What it leaves behind beside its fix does not count: notes among the tests, and modules in place of others."""
+        notes = "echo notes > tests/notes.md; echo 'def test_x(): pass' > test_own.py"
+        found = await attempt(issue, notes, "mkdir json; echo 1/0 | tee json/__init__.py pytest.py", honest=True)
+        assert found == Score(1.0, {"left_out": 4.0, "fails": 1.0, "passes": 1.0, "forged": 0.0})
 
     async def test_what_breaks_another_test_earns_nothing(self, issue: Issue) -> None:
         found = await attempt(issue, f"sed -i 's/max(numbers)/min(numbers)/' {CODE}", honest=True)
@@ -227,7 +229,7 @@ def test_the_recipe_finds_the_data_beside_the_project() -> None:
 def test_every_fix_in_verified_may_be_made() -> None:
     """But for one file of settings, which its tests do not need, nothing of a gold patch is left out or refused."""
     for each in loading.load(str(SHARED / "verified.jsonl.gz")):
-        taken, left_out = diff.admitted(each.patch, allowed(each))
+        taken, left_out = diff.admitted(each.patch, allowed(each, each.patch))
         kept = set(plan.changed_files(taken))
         assert left_out == len(set(plan.changed_files(each.patch)) - kept)
         assert set(plan.changed_files(each.patch)) - kept <= {"setup.cfg"}, each.id
