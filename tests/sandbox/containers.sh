@@ -17,4 +17,4 @@ if ! podman run --rm --network none "$image" true 2>/dev/null; then
     PALESTRA_TEST_ENGINE="podman --runtime runc --cgroup-manager=cgroupfs"
     PALESTRA_TEST_OPTIONS="--ulimit nofile=20000:20000 --ulimit nproc=10000:10000"
 fi
-exec .venv/bin/pytest tests/sandbox "$@"
+exec .venv/bin/pytest tests/sandbox tests/swe/bench/test_image.py "$@"

@@ -123,11 +123,11 @@ class Image:
         """The files become the agent's own, so that their times can be set; the history goes."""
         lines = [
             "git config --global --add safe.directory /testbed",
-            "cp -r --preserve=mode,links /testbed/. /work/files",
-            "find /testbed -mindepth 1 -delete",
-            "rm -rf /work/files/.git && cp -r --preserve=mode,links /work/files/. /testbed && rm -rf /work/files",
+            "find . -mindepth 1 -maxdepth 1 ! -name .git -print0 | tar --null --files-from=- -cf /work/files.tar",
+            "find . -mindepth 1 -delete",
+            "tar -xf /work/files.tar && rm /work/files.tar",
         ]
-        await _run(sandbox, lines, "the image", "/work")
+        await _run(sandbox, lines, "the image", self.folder)
         await grading.begin(sandbox, self.folder)
 
 
