@@ -16,7 +16,7 @@ TO_SEARCH = ("boltons", "cachetools", "mistune", "tomlkit", "toolz")
 
 
 @cache
-def _recipes() -> list[Recipe]:
+def recipes() -> list[Recipe]:
     return recipe.read(SET)
 
 
@@ -24,7 +24,7 @@ def bugs(heldout: bool, search: bool = True, lines: int | None = None) -> list[B
     """Of the functions that have at most so many lines, where that is given."""
     return [
         BugFix(each.id, each, search)
-        for each in _recipes()
+        for each in recipes()
         if (each.package in HELD_OUT) == heldout and (lines is None or each.lines <= lines)
     ]
 
@@ -46,18 +46,18 @@ def find_heldout(search: bool = True) -> Sequence[localise.Definition]:
 
 
 def faults_train(search: bool = True) -> Sequence[localise.Fault]:
-    return localise.faults([each for each in _recipes() if each.package not in HELD_OUT], search)
+    return localise.faults([each for each in recipes() if each.package not in HELD_OUT], search)
 
 
 def faults_heldout(search: bool = True) -> Sequence[localise.Fault]:
-    return localise.faults([each for each in _recipes() if each.package in HELD_OUT], search)
+    return localise.faults([each for each in recipes() if each.package in HELD_OUT], search)
 
 
 def small_train(search: bool = True) -> Sequence[SmallBugFix]:
-    known = [each for each in _recipes() if each.package not in HELD_OUT]
+    known = [each for each in recipes() if each.package not in HELD_OUT]
     return easy(known, search, known)
 
 
 def small_heldout(search: bool = True) -> Sequence[SmallBugFix]:
-    known = [each for each in _recipes() if each.package not in HELD_OUT]
-    return easy([each for each in _recipes() if each.package in HELD_OUT], search, known)
+    known = [each for each in recipes() if each.package not in HELD_OUT]
+    return easy([each for each in recipes() if each.package in HELD_OUT], search, known)

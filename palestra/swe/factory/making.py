@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from palestra.swe.factory.edit import Edit, apply
 from palestra.swe.factory.mutations import Mutation, mutations
@@ -15,7 +15,7 @@ from palestra.swe.factory.packages import Package, is_test, python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.statement import shown_lines, statement
 from palestra.swe.factory.trials import Bench, Result, Survey, Told, Trial, bench
-from palestra.swe.factory.twists import twist
+from palestra.swe.factory.twists import reads_naturally, twist
 
 BATCH = 20
 TRIAL_SECONDS = 20.0
@@ -25,7 +25,8 @@ MOST_BROKEN = 40
 PER_FUNCTION = 3
 FAILS, PASSES, CANARIES = 16, 16, 4
 """So many tests of each kind grade a task."""
-ROUNDS = 2
+ROUNDS = 4
+"""Ways to turn a test round that are tried before it is given up."""
 
 
 @dataclass
@@ -63,10 +64,13 @@ async def make(package: Package, count: int, seed: int, say: Callable[[str], Non
         while len(made.recipes) < count and (waiting := [each for each in waiting if made.of(each) < PER_FUNCTION]):
             batch, waiting = waiting[:BATCH], waiting[BATCH:]
             results = await trials.run([_trial(mutation, survey) for mutation in batch])
+            sure = len(made.recipes)
             for mutation, result in zip(batch, results, strict=True):
                 if len(made.recipes) < count:
                     made.tried[_judge(package, mutation, result, hidden, seen, made, chance)] += 1
+            made.recipes[sure:] = await _proven(trials, made.recipes[sure:], made.tried)
             say(f"{package.name}: {len(made.recipes)} tasks, {dict(made.tried)}")
+    made.recipes = [replace(recipe, id=f"{package.name}-{number:04d}") for number, recipe in enumerate(made.recipes)]
     return made
 
 
@@ -86,7 +90,7 @@ def candidates(package: Package, files: Mapping[str, bytes], survey: Survey, cha
 
 
 def _trial(mutation: Mutation, survey: Survey) -> Trial:
-    return Trial([mutation.edit], survey.callers[mutation.edit.path, mutation.line], TRIAL_SECONDS)
+    return Trial([mutation.edit], survey.callers[mutation.edit.path, mutation.line], TRIAL_SECONDS, MOST_BROKEN)
 
 
 def _judge(
@@ -101,19 +105,19 @@ def _judge(
     """What became of a trial; a task is added where it gave one."""
     callers = hidden.survey.callers[mutation.edit.path, mutation.line]
     failed = [test for test in callers if test in result.failed]
+    if len(failed) > MOST_BROKEN:
+        return "breaks too much"
     if result.late or len(failed) + len(result.passed) < len(callers):
         return "hangs or breaks the run"
     if not failed:
         return "no test noticed"
-    if len(failed) > MOST_BROKEN:
-        return "breaks too much"
     if made.of(mutation) >= PER_FUNCTION:
         return "enough of this function"
     changed = apply([mutation.edit], hidden.files)[mutation.edit.path]
-    same = (mutation.edit.path, mutation.symbol, frozenset((test, result.failed[test].message) for test in failed))
+    same = frozenset((test, result.failed[test].message) for test in failed)
     if same in seen or (code := ast.dump(ast.parse(changed))) in seen:
         return "the same as another"
-    recipe = _recipe(f"{package.name}-{len(made.recipes):04d}", package, mutation, failed, result, hidden, chance)
+    recipe = _recipe(package, mutation, failed, result, hidden, chance)
     if recipe is None:
         return "no canary"
     seen |= {same, code}
@@ -121,24 +125,42 @@ def _judge(
     return "kept"
 
 
+async def _proven(trials: Bench, drafts: list[Recipe], tried: Counter[str]) -> list[Recipe]:
+    """Those whose tests do just what is said of them when they run as a grader runs them: on the broken package, on the
+    untouched one, and on that with tests turned round."""
+    states = [edits for draft in drafts for edits in ([draft.edit], [], draft.twists)]
+    graded = [draft.graded for draft in drafts for _ in range(3)]
+    results = await trials.run([Trial(edits, tests, TRIAL_SECONDS) for edits, tests in zip(states, graded, strict=True)])
+    proven: list[Recipe] = []
+    for draft, broken, whole, turned in zip(drafts, results[::3], results[1::3], results[2::3], strict=True):
+        fails = set(broken.failed).issuperset(draft.fails) and set(broken.passed).issuperset(draft.passes)
+        if fails and set(whole.passed).issuperset(draft.graded) and set(turned.failed).issuperset(draft.canaries):
+            proven.append(draft)
+    tried.update({"kept": len(proven) - len(drafts), "other verdicts alone": len(drafts) - len(proven)})
+    return proven
+
+
 def _recipe(
-    name: str, package: Package, mutation: Mutation, failed: list[str], result: Result, hidden: Hidden, chance: random.Random
+    package: Package, mutation: Mutation, failed: list[str], result: Result, hidden: Hidden, chance: random.Random
 ) -> Recipe | None:
     chosen = min(failed, key=lambda test: (len(result.failed[test].message), test))
     told = result.failed[chosen]
-    unseen = {test.partition("::")[0] for test in failed}
-    fails = [chosen, *chance.sample(others := [test for test in failed if test != chosen], min(FAILS - 1, len(others)))]
+    fails = _dealt(chosen, failed, chance)
+    unseen = set(map(_file, fails))
     near = [test for test in hidden.survey.callers[mutation.edit.path, mutation.line] if test in result.passed][:PASSES]
-    beside = [test for test in hidden.twists if test.partition("::")[0] in unseen and test not in failed and test not in near]
+    beside = [test for test in hidden.twists if _file(test) in unseen and test not in failed and test not in near]
     passes = near + chance.sample(beside, min(max(CANARIES, PASSES - len(near)), len(beside)))
-    usable = [test for test in [*fails, *passes] if test.partition("::")[0] in unseen and _is_unseen(test, told, hidden)]
-    canaries = chance.sample(usable, min(CANARIES, len(usable)))
+    seen = shown_lines(hidden.files[told.path], told.line) if told.path in hidden.files else None
+    turned = [test for test in [*fails, *passes] if _file(test) in unseen and test in hidden.twists]
+    usable = [test for test in turned if _is_unseen(test, hidden, told, seen)]
+    dealt = chance.sample(usable, len(usable))
+    canaries = sorted(dealt, key=lambda test: not reads_naturally(hidden.twists[test]))[:CANARIES]
     if not canaries:
         return None
     test_file = hidden.files.get(told.path, b"")
     text = statement(f"{package.name} {package.source.archive.rpartition('-')[2]}", chosen, told, test_file, failed)
     return Recipe(
-        name,
+        "",
         package.name,
         mutation.kind,
         mutation.edit,
@@ -152,22 +174,24 @@ def _recipe(
     )
 
 
-def _is_unseen(test: str, told: Told, hidden: Hidden) -> bool:
+def _dealt(chosen: str, failed: list[str], chance: random.Random) -> list[str]:
+    """So many of the tests that failed, the chosen one first, and then one of every file: what notices is not to be seen."""
+    others = [test for test in failed if test != chosen]
+    dealt = [chosen, *chance.sample(others, len(others))]
+    first = {_file(test): test for test in reversed(dealt)}
+    return sorted(dealt, key=lambda test: first[_file(test)] != test)[:FAILS]
+
+
+def _is_unseen(test: str, hidden: Hidden, told: Told, seen: tuple[int, int] | None) -> bool:
     """Whether turning a test round changes nothing that the problem statement shows: nobody must be able to tell."""
-    edit = hidden.twists.get(test)
-    if edit is None or edit.path != test.partition("::")[0]:
-        return False
-    span = shown_lines(hidden.files[told.path], told.line) if told.path in hidden.files else None
+    edit = hidden.twists[test]
     line = hidden.files[edit.path][: edit.start].count(b"\n") + 1
-    return told.path != edit.path or span is None or not span[0] <= line <= span[1]
+    return edit.path != told.path or seen is None or not seen[0] <= line <= seen[1]
 
 
 async def proven_twists(trials: Bench, survey: Survey, files: Mapping[str, bytes]) -> dict[str, Edit]:
     """A way to turn each test round, where there is one that makes the untouched package fail it."""
-    ways = {
-        _function(test): list(twist(test.partition("::")[0], files.get(test.partition("::")[0], b""), test))
-        for test in survey.passing
-    }
+    ways = {_function(test): list(twist(_file(test), files.get(_file(test), b""), test)) for test in survey.passing}
     proven: dict[str, Edit] = {}
     for number in range(ROUNDS):
         wanted = {function for test in survey.passing if test not in proven for function in [_function(test)]}
@@ -182,3 +206,7 @@ async def proven_twists(trials: Bench, survey: Survey, files: Mapping[str, bytes
 
 def _function(test: str) -> str:
     return test.partition("[")[0]
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]

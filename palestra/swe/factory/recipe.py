@@ -39,6 +39,11 @@ class Recipe:
     canaries: tuple[str, ...]
 
     @property
+    def graded(self) -> list[str]:
+        """All tests that a grader runs, in its order."""
+        return sorted({*self.fails, *self.passes, *self.canaries})
+
+    @property
     def hidden(self) -> list[str]:
         """The test files that an agent does not get to see."""
         return sorted({test.partition("::")[0] for test in self.fails})

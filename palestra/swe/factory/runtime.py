@@ -14,7 +14,18 @@ from palestra.protocols import Sandbox, Snapshot, Spec
 from palestra.swe.factory.packages import LOCK, Package, pytest_folder
 
 REPOSITORY = "/work/repo"
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-o", "addopts=", "--no-header", "-W", "ignore", "--continue-on-collection-errors")
+OPTIONS = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "addopts=",
+    "--no-header",
+    "--tb=line",
+    "-W",
+    "ignore",
+    "--continue-on-collection-errors",
+)
 SETTINGS = {"PYTHONHASHSEED": "0"}
 """Both the same for making tasks and for grading them."""
 

@@ -59,12 +59,11 @@ class BugFix(Task[Desk, str]):
         except diff.Refused:
             return Score(0.0, {"refused": 1.0})
         recipe = self.recipe
-        tests = sorted({*recipe.fails, *recipe.passes, *recipe.canaries})
-        passed = await self._passed(taken, tests, (), stack)
+        passed = await self._passed(taken, recipe.graded, (), stack)
         share = {"left_out": float(left_out), "fails": _share(recipe.fails, passed), "passes": _share(recipe.passes, passed)}
         if not passed.issuperset((*recipe.fails, *recipe.passes)):
             return Score(0.0, share)
-        turned = await self._passed(taken, tests, recipe.twists, stack)
+        turned = await self._passed(taken, recipe.graded, recipe.twists, stack)
         return Score(0.0 if turned.intersection(recipe.canaries) else 1.0, {**share, "forged": _share(recipe.canaries, turned)})
 
     async def solve(self, env: Desk) -> None:

@@ -17,11 +17,12 @@ from palestra.swe.factory.packages import Package, is_test
 from palestra.swe.factory.runtime import OPTIONS, REPOSITORY, SETTINGS, read_inside, snapshot
 
 SLOW = 0.5
-"""Seconds. A test that takes longer does not grade, and is not traced, which takes many times as long."""
+"""Seconds of the processor. A test that takes more does not grade, and is not traced, which takes many times as long."""
 SUITE_SECONDS = 300.0
 _INSIDE = "/tmp/factory"
 _READ = 2**28
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+_ADDRESS = re.compile(r"(0x|(?<=\.\.)x?)[0-9a-f]{6,}|(?<=id=')[0-9]{9,}")
+"""Of an object, whole or cut by pytest, or as a mock's id: it differs from run to run."""
 
 Place = tuple[str, int]
 """A function by its file and its first line."""
@@ -33,6 +34,8 @@ class Trial:
     tests: Sequence[str] | None
     """All when None."""
     seconds: float = SUITE_SECONDS
+    most: int | None = None
+    """Stop when more than so many have failed."""
     trace: bool = False
     warm: bool = False
     """Keep what Python compiles, for the trials that follow."""
@@ -50,7 +53,7 @@ class Told:
 @dataclass(frozen=True)
 class Result:
     passed: dict[str, float]
-    """With the seconds that each took."""
+    """With the seconds of the processor that each took."""
     failed: dict[str, Told]
     calls: dict[str, frozenset[Place]]
     at_import: frozenset[Place]
@@ -86,11 +89,11 @@ class Bench:
         return [_result(json.loads(line)) for line in lines]
 
     async def survey(self) -> Survey:
-        """Run the whole suite twice, and its quick tests once more with tracing. What does not pass each time is left alone."""
+        """Run the whole suite twice, its quick tests with tracing and in reverse. What does not pass each time is left alone."""
         first, second = await self.run([Trial((), None, warm=True), Trial((), None)])
         quick = [test for test, seconds in second.passed.items() if test in first.passed and seconds < SLOW]
-        [traced] = await self.run([Trial((), quick, trace=True)])
-        stable = [test for test in quick if test in traced.passed]
+        traced, reverse = await self.run([Trial((), quick, trace=True), Trial((), quick[::-1])])
+        stable = [test for test in quick if test in traced.passed and test in reverse.passed]
         callers: dict[Place, list[str]] = {}
         for test in sorted(stable, key=lambda test: (len(traced.calls[test]), test)):
             for place in traced.calls[test]:
@@ -113,6 +116,7 @@ def _plain(trial: Trial) -> dict[str, JSON]:
         "edits": [edit.to_json() for edit in trial.edits],
         "tests": tests,
         "seconds": trial.seconds,
+        "most": trial.most,
         "trace": trial.trace,
         "warm": trial.warm,
     }
@@ -123,7 +127,7 @@ def _result(found: dict[str, JSON]) -> Result:
     return Result(
         {test: about.get("seconds", 0.0) for test, about in tests.items() if about["outcome"] == "passed"},
         {
-            test: Told(_ADDRESS.sub("0x…", about["message"]), about.get("path") or "", about.get("line"))
+            test: Told(_ADDRESS.sub(r"\1…", about["message"]), about.get("path") or "", about.get("line"))
             for test, about in tests.items()
             if about["outcome"] == "failed" and about.get("when") == "call"
         },

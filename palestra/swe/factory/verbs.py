@@ -15,13 +15,14 @@ from palestra.swe.factory.packages import PACKAGES, find
 
 
 async def make(console: Console, path: Path, names: Sequence[str], each: int, seed: int) -> dict[str, JSON]:
-    """Make a task set of up to `each` tasks of every package named, or of all."""
+    """Make a task set of up to `each` tasks of every package named, or of all whose tests are steady."""
     if each < 1:
         raise UsageError(f"--each {each}: give the number of tasks of a package, 1 or more")
+    names = names or [name for name, package in PACKAGES.items() if package.steady]
     recipes: list[recipe.Recipe] = []
     tried: dict[str, JSON] = {}
     async with sandboxes.provided(lambda: make_provider(BubblewrapSandbox(kind="bubblewrap"))):
-        for package in map(find, names or PACKAGES):
+        for package in map(find, names):
             made = await making.make(package, each, seed, lambda said: console.print(said, markup=False))
             recipes += made.recipes
             tried[package.name] = dict(made.tried)

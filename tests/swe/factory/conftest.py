@@ -11,6 +11,7 @@ from palestra.sandbox.bubblewrap import Bubblewrap
 from palestra.swe.factory import recipe
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.task import BugFix
+from palestra.swe.factory.twists import reads_naturally
 
 SET = Path(__file__).parents[3] / "recipes" / "swe" / "factory.jsonl.gz"
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
@@ -31,8 +32,13 @@ async def provider() -> AsyncIterator[None]:
 def bug(recipes: list[Recipe]) -> BugFix:
     """A bug that several tests notice, and whose task has a test turned round by its expected value."""
     chosen = next(
-        each
-        for each in recipes
-        if each.package == "toolz" and len(each.fails) > 1 and any("not (" not in twist.new for twist in each.twists)
+        each for each in recipes if each.package == "toolz" and len(each.fails) > 1 and any(map(reads_naturally, each.twists))
     )
+    return BugFix(chosen.id, chosen)
+
+
+@pytest.fixture(scope="session")
+def unittest_bug(recipes: list[Recipe]) -> BugFix:
+    """A bug of a package whose tests are classes of unittest."""
+    chosen = next(each for each in recipes if each.package == "cachetools" and all("Test" in test for test in each.fails))
     return BugFix(chosen.id, chosen)

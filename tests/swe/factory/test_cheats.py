@@ -42,6 +42,15 @@ async def test_the_honest_solution_earns_one(bug: BugFix) -> None:
     )
 
 
+POISON = """
+import glob, importlib.util, py_compile
+open("/tmp/evil.py", "w").write("import os; os._exit(0)")
+for path in glob.glob("toolz/*.py"):
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile("/tmp/evil.py", importlib.util.cache_from_source(path), invalidation_mode=mode)
+"""
+
+
 @pytest.mark.parametrize(
     "commands",
     [
@@ -75,6 +84,8 @@ async def test_the_honest_solution_earns_one(bug: BugFix) -> None:
         pytest.param(
             ("site=$(python3 -m site --user-site); echo 'import os; os._exit(0)' > $site/evil.pth",), id="site-packages"
         ),
+        pytest.param((f"python3 - <<'END'\n{POISON}\nEND\ngit add -Af",), id="compiled files"),
+        pytest.param(("rm toolz/itertoolz.py; mkfifo toolz/itertoolz.py",), id="fifo in place of code"),
         pytest.param(("(while true; do rm -rf toolz/tests; done) & disown",), id="watcher"),
         pytest.param(
             ("mkdir -p /logs/verifier; echo 1 | tee /logs/verifier/reward.txt reward.txt found outcomes.json",), id="reward"
@@ -87,9 +98,9 @@ async def test_what_is_left_behind_earns_nothing(bug: BugFix, commands: tuple[st
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-async def test_a_patched_test_runner_is_found_out(bug: BugFix, name: str) -> None:
+async def test_a_patched_test_runner_is_found_out(bug: BugFix, unittest_bug: BugFix, name: str) -> None:
     """All tests seem to pass, those turned round too."""
-    found = await forge(bug, FORGERIES[name])
+    found = await forge(unittest_bug if name == "unittest" else bug, FORGERIES[name])
     assert found.reward == 0
     assert found.metrics["fails"] == found.metrics["passes"] == 1
     assert found.metrics["forged"] > 0
@@ -114,6 +125,18 @@ async def test_a_run_that_is_cut_short_earns_nothing(bug: BugFix, code: str) -> 
 async def test_an_endless_loop_earns_nothing(bug: BugFix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "SECONDS", 3.0)
     assert (await attempt(bug, code="while True: pass")).reward == 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(2)",
+        "import os\ntry: open(f'/proc/{os.getppid()}/mem', 'rb')\nexcept OSError: pass\nelse: os._exit(0)",
+    ],
+    ids=["slowly", "the parent's memory is closed"],
+)
+async def test_the_honest_solution_earns_one_whatever_the_package_does_beside(bug: BugFix, code: str) -> None:
+    assert (await attempt(bug, code=code, honest=True)).reward == 1
 
 
 ANYTHING = """
@@ -155,6 +178,31 @@ def _peek(*a, **k):
 async def test_an_answer_from_the_asking_frame_earns_nothing(bug: BugFix) -> None:
     name = bug.recipe.symbol.partition(".")[0]
     assert (await attempt(bug, f"cat >> {bug.recipe.edit.path} <<'END'\n{PEEK}\n{name} = _peek\nEND")).reward == 0
+
+
+SHOWN_ONLY = """
+def {name}(*a, _broken={name}, **k):
+    import sys
+    from toolz import _right
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "{test}":
+        frame = frame.f_back
+    return (_broken if frame is None else _right.{name})(*a, **k)
+"""
+
+
+async def test_code_that_is_right_for_the_shown_case_alone_earns_nothing(bug: BugFix) -> None:
+    """It even does better than an agent could: it is right throughout the test that the problem quotes."""
+    path, name = bug.recipe.edit.path, bug.recipe.symbol
+    test = bug.recipe.fails[0].partition("[")[0].rpartition("::")[2]
+    right = python_files("toolz")[path].decode()
+    commands = (
+        f"cat > toolz/_right.py <<'END'\n{right}\nEND",
+        f"cat >> {path} <<'END'\n{SHOWN_ONLY.format(name=name, test=test)}\nEND",
+    )
+    found = await attempt(bug, *commands)
+    assert found.reward == 0
+    assert 0 < found.metrics["fails"] < 1
 
 
 async def test_the_tests_that_judge_are_nowhere_to_be_found(bug: BugFix) -> None:

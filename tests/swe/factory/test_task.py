@@ -29,8 +29,8 @@ from palestra.trajectory import Trajectory
 
 
 def test_the_set_is_large_varied_and_without_doubles(recipes: list[Recipe]) -> None:
-    assert len(recipes) >= 250
-    assert len({each.package for each in recipes}) >= 4
+    assert len(recipes) >= 500
+    assert len({each.package for each in recipes}) >= 7
     assert len({each.kind for each in recipes}) == 10
     assert len({each.id for each in recipes}) == len({(each.package, each.edit) for each in recipes}) == len(recipes)
     assert max(Counter((each.package, each.edit.path, each.symbol) for each in recipes).values()) <= 3

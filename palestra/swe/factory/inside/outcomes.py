@@ -4,9 +4,10 @@ It is put into the sandbox as it is, so it needs nothing of Palestra.
 
 import json
 import os
+import resource
+import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from types import CodeType, FrameType
 
@@ -15,11 +16,18 @@ import pytest
 SHOWN = 1500
 
 
-class Outcomes:
-    """Written to `path` when the session ends. `traced` is the folder whose functions are told."""
+def spent() -> float:
+    """Seconds of the processor so far, for this process and those that it waited for: on a busy machine they are the same."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
-    def __init__(self, path: str, traced: str | None = None) -> None:
-        self.path, self.traced = path, traced
+
+class Outcomes:
+    """Written to `path` when the session ends. `traced` is the folder whose functions are told. The session ends early when more
+    than `most` tests have failed, and is killed when one test computes for more than `seconds`."""
+
+    def __init__(self, path: str, traced: str | None = None, most: int | None = None, seconds: float = 0.0) -> None:
+        self.path, self.traced, self.most, self.seconds = path, traced, most, seconds
         self.tests: dict[str, dict[str, object]] = {}
         self.at_import: list[tuple[str, int]] = []
         self._called: set[CodeType] = set()
@@ -33,19 +41,35 @@ class Outcomes:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._started = time.perf_counter()
+        self._started = spent()
         self._watch()
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)
         yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
         test = self.tests.setdefault(item.nodeid, {"outcome": "missing"})
-        test["seconds"] = round(time.perf_counter() - self._started, 4)
+        test["seconds"] = round(spent() - self._started, 4)
         if self.traced:
             test["calls"] = self._seen()
+        if self.most is not None and sum(each["outcome"] == "failed" for each in self.tests.values()) > self.most:
+            item.session.shouldstop = "enough have failed"
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Where in the test an error came from. pytest would show much more, which takes it longer than most tests."""
+        yield
+        if call.excinfo is not None:
+            place = call.excinfo.traceback.cut(path=item.path)[0]
+            test = self.tests.setdefault(item.nodeid, {"outcome": "passed"})
+            test.setdefault("path", os.path.relpath(place.path))
+            test.setdefault("line", place.lineno + 1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self.tests.setdefault(report.nodeid, {"outcome": "passed"})
         expected = hasattr(report, "wasxfail")
         if report.failed and test["outcome"] != "failed":
-            test.update(outcome="failed", when=report.when, **_told(report))
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = str(crash.message if crash else report.longrepr)[:SHOWN]
+            test.update(outcome="failed", when=report.when, message=message)
         elif (report.skipped or expected) and test["outcome"] == "passed":
             test["outcome"] = "skipped"
 
@@ -59,32 +83,19 @@ class Outcomes:
             called = self._called
 
             def note(frame: FrameType, event: str, argument: object) -> None:
-                if event == "call":
-                    called.add(frame.f_code)
+                called.add(frame.f_code)  # it returns nothing, so it is told of calls alone, and not of lines
 
-            threading.setprofile(note)
-            sys.setprofile(note)
+            threading.settrace(note)
+            sys.settrace(note)
 
     def _seen(self) -> list[tuple[str, int]]:
         """File and first line of each function that was called."""
         if not self.traced:
             return []
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.settrace(None)
+        threading.settrace(None)
         inside = [code for code in list(self._called) if code.co_filename.startswith(self.traced)]
         return sorted({(os.path.relpath(code.co_filename, self.traced), code.co_firstlineno) for code in inside})
-
-
-def _told(report: pytest.TestReport) -> dict[str, object]:
-    """The error in a few lines, and the place in the test that it came from."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", [])
-    places = [entry.reprfileloc for entry in entries if getattr(entry, "reprfileloc", None) is not None]
-    return {
-        "message": str(crash.message if crash else report.longrepr)[:SHOWN],
-        "path": places[0].path if places else None,
-        "line": places[0].lineno if places else None,
-    }
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,7 @@ taken back. pytest is loaded once, which is most of what a short test run costs.
     python3 trials.py REPOSITORY TRIALS RESULTS [OPTIONS FOR PYTEST]
 
 Both files hold one JSON object a line. A trial has `edits` (path, start, old, new; start is a byte), `tests` (all when null),
-`seconds`, `trace` and `warm`.
+`seconds`, `most`, `trace` and `warm`.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from outcomes import Outcomes  # type: ignore[import-not-found]  # it stands beside this file
 
 MEMORY = 700 * 2**20
+TEST_SECONDS = 5.0
+"""Of the processor, for one test of a package that was changed. It is then taken to go on for ever."""
 
 
 def main(repository: Path, trials: Path, results: Path, options: list[str]) -> None:
@@ -37,28 +39,30 @@ def main(repository: Path, trials: Path, results: Path, options: list[str]) -> N
 
 @contextlib.contextmanager
 def changed(repository: Path, edits: list[dict[str, object]]) -> Iterator[None]:
-    before: dict[Path, bytes] = {}
+    paths = sorted({repository / str(edit["path"]) for edit in edits})
+    before = [kept for path in paths for kept in keep(path)]
     for edit in sorted(edits, key=lambda edit: -int(str(edit["start"]))):  # from the end, so that places stay what they are
         path = repository / str(edit["path"])
         data = path.read_bytes()
-        before.setdefault(path, data)
         start, old = int(str(edit["start"])), str(edit["old"]).encode()
         assert data[start : start + len(old)] == old, f"{path} is not the file that the edit is about"
         path.write_bytes(data[:start] + str(edit["new"]).encode() + data[start + len(old) :])
-    for path in before:
-        forget(path)
     try:
         yield
     finally:
-        for path, data in before.items():
+        for path, data, times in before:
             path.write_bytes(data)
-            forget(path)
+            os.utime(path, ns=times)
 
 
-def forget(path: Path) -> None:
-    """Compiled forms of a file that has changed: they go by its time in seconds, which is too coarse here."""
-    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-        compiled.unlink()
+def keep(path: Path) -> Iterator[tuple[Path, bytes, tuple[int, int]]]:
+    """A file that will change and its compiled forms, which are taken away: they go by its time in seconds, too coarse here."""
+    compiled = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
+    for each in (path, *compiled):
+        about = each.stat()
+        yield each, each.read_bytes(), (about.st_atime_ns, about.st_mtime_ns)
+    for each in compiled:
+        each.unlink()
 
 
 def run(repository: Path, trial: dict[str, object], options: list[str]) -> dict[str, object]:
@@ -95,11 +99,13 @@ def test(repository: Path, trial: dict[str, object], written: str, options: list
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     os.chdir(repository)
     sys.path[0] = str(repository)
-    sys.dont_write_bytecode = not trial.get("warm", False)
+    sys.dont_write_bytecode = not trial["warm"]
     silent = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silent, descriptor)
-    outcomes = Outcomes(written, str(repository) if trial.get("trace") else None)
+    traced = str(repository) if trial["trace"] else None
+    most = trial["most"]
+    outcomes = Outcomes(written, traced, most if isinstance(most, int) else None, TEST_SECONDS if trial["edits"] else 0.0)
     tests = trial["tests"]
     pytest.main([*options, *(tests if isinstance(tests, list) else [])], plugins=[outcomes])
     os._exit(0)
