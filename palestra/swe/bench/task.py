@@ -30,8 +30,8 @@ _TESTS = ("test", "tests", "testing")
 
 
 def allowed(instance: Instance, change: str) -> Callable[[str], bool]:
-    """What of this diff counts: everything but tests, what runs them, settings, and new modules where Python looks first. No fix
-    in SWE-bench needs those to resolve its issue."""
+    """What of this diff counts: everything but tests, what runs them, settings, and new modules where Python looks first. One
+    fix in SWE-bench Verified needs a setting: another package to be installed."""
     hidden = frozenset(plan.changed_files(instance.test_patch))
     new = frozenset(re.findall(r"^diff --git a/(\S+) b/\1\nnew file ", change, re.MULTILINE))
 

@@ -55,7 +55,8 @@ class Verdict:
 async def judge(instance: Instance, log: bytes, canary: Canary | None) -> Verdict:
     found = await official.read(instance.parser or instance.repo, log)
     denied = found.passed & found.failed & {*instance.fails, *instance.passes}
-    forged = bool(denied) or (canary is not None and not canary.failed(found.statuses))
+    silent = canary is not None and bool(found.passed) and not canary.failed(found.statuses)
+    forged = bool(denied) or silent
     return Verdict(_share(instance.fails, found.passed), _share(instance.passes, found.passed), forged)
 
 

@@ -227,7 +227,7 @@ def test_the_recipe_finds_the_data_beside_the_project() -> None:
 
 @needs_data
 def test_every_fix_in_verified_may_be_made() -> None:
-    """But for one file of settings, which its tests do not need, nothing of a gold patch is left out or refused."""
+    """But for one file of requirements nothing of a gold patch is left out or refused."""
     for each in loading.load(str(SHARED / "verified.jsonl.gz")):
         taken, left_out = diff.admitted(each.patch, allowed(each, each.patch))
         kept = set(plan.changed_files(taken))

@@ -53,6 +53,7 @@ async def test_the_canary_must_be_seen_to_fail(instance: Instance) -> None:
     assert made.path.startswith("tests/test_")
     assert made.name != canary(instance).name
     failed = f"FAILED {made.path}::{made.name} - assert 1 == 2\n"
+    assert await judge(instance, b"Interrupted: 1 error during collection", made) == Verdict(0.0, 0.0, False)
     assert (await judge(instance, f"{ALL}{failed}".encode(), made)).resolved
     for log in (ALL, ALL + failed.replace("FAILED", "PASSED"), ALL + failed.replace("FAILED", "SKIPPED ")[:9]):
         found = await judge(instance, log.encode(), made)
