@@ -155,7 +155,7 @@ def _add_factory(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     kinds = factory.add_subparsers(required=True, metavar="WHAT")
     make = kinds.add_parser("make", help="make a task set; every task is proven as it is made")
     make.add_argument("path", type=Path, metavar="SET", help="the file to write, such as set.jsonl.gz")
-    make.add_argument("--packages", metavar="NAMES", help="separated by commas; by default all whose tests are steady")
+    make.add_argument("--packages", metavar="NAMES", help="separated by commas; by default all whose tests are quick and steady")
     make.add_argument("--each", type=int, default=66, metavar="N", help="up to so many tasks of a package; 66 by default")
     make.add_argument("--seed", type=int, default=0, metavar="N", help="decides which changes are tried; 0 by default")
     make.add_argument("--json", type=Path, metavar="PATH", help="write what became of all that was tried here")

@@ -28,7 +28,7 @@ def test_an_oracle_with_the_tools_mends_bugs_end_to_end(tmp_path: Path, make_fol
     )
     result = evaluate(loaded, quiet=True)
     assert (result.success.value, result.tasks, result.failures) == (1.0, 2, {})
-    with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+    with Ledger.open(tmp_path / "run" / "eval.1" / "ledger.sqlite", read_only=True) as ledger:
         trajectories = ledger.finished("eval", 0).values()
     assert len(trajectories) == 2
     for each in trajectories:

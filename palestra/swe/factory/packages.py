@@ -18,8 +18,8 @@ class Package:
     source: Source
     code: str
     """The folder of its code: all that a fix may change."""
-    steady: bool = True
-    """Whether its tests do the same on a busy machine, so that a set made of it can be made again."""
+    bugs: bool = True
+    """Whether bugs are made of it, unless it is named: its tests are quick, and do the same on a busy machine."""
 
     @property
     def name(self) -> str:
@@ -35,8 +35,8 @@ class Package:
         return fetch(self.source)
 
 
-def _package(archive: str, sha256: str, code: str, steady: bool = True) -> Package:
-    return Package(Source(archive.rpartition("-")[0].replace("_", "-"), archive, sha256), code, steady)
+def _package(archive: str, sha256: str, code: str, bugs: bool = True) -> Package:
+    return Package(Source(archive.rpartition("-")[0].replace("_", "-"), archive, sha256), code, bugs)
 
 
 PACKAGES = {
@@ -44,7 +44,7 @@ PACKAGES = {
     for package in (
         _package("boltons-26.2.0", "d39cfd15c1a1c3bd4d705c82252fa9edb8e4f5e8cc039f8e39afac7b1b47e92c", "boltons", False),
         _package("cachetools-8.0.0", "5ed01bd676800d51f0025605e4fd8ad0891550513e7b0a4c3da478463764e5c3", "src/cachetools"),
-        _package("mistune-3.4.0", "2eaf7952af928ca8d33b779762effc1da517b62c6ad85ec8ca957e3b07b9782a", "src/mistune"),
+        _package("mistune-3.4.0", "2eaf7952af928ca8d33b779762effc1da517b62c6ad85ec8ca957e3b07b9782a", "src/mistune", False),
         _package("pathspec-1.1.1", "17db5ecd524104a120e173814c90367a96a98d07c45b2e10c2f3919fff91bf5a", "pathspec"),
         _package("schema-0.7.8", "e86cc08edd6fe6e2522648f4e47e3a31920a76e82cce8937535422e310862ab5", "schema"),
         _package("sqlparse-0.6.1", "ca722573f848ff2d30e40ea30f53a104b7dea7635ea9285891263eb2c58fb6e7", "sqlparse"),

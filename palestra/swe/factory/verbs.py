@@ -15,10 +15,10 @@ from palestra.swe.factory.packages import PACKAGES, find
 
 
 async def make(console: Console, path: Path, names: Sequence[str], each: int, seed: int) -> dict[str, JSON]:
-    """Make a task set of up to `each` tasks of every package named, or of all whose tests are steady."""
+    """Make a task set of up to `each` tasks of every package named, or of all that bugs are made of."""
     if each < 1:
         raise UsageError(f"--each {each}: give the number of tasks of a package, 1 or more")
-    names = names or [name for name, package in PACKAGES.items() if package.steady]
+    names = names or [name for name, package in PACKAGES.items() if package.bugs]
     recipes: list[recipe.Recipe] = []
     tried: dict[str, JSON] = {}
     async with sandboxes.provided(lambda: make_provider(BubblewrapSandbox(kind="bubblewrap"))):
