@@ -27,32 +27,35 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--sequences", type=int, default=64, help="sampled at once; every batch is padded to this")
     parser.add_argument("--micro-batch", type=int, default=8, help="sequences of one training pass")
-    options = parser.parse_args()
-    serve(options.model.resolve(), options.state.resolve(), options.host, options.port, options.sequences, options.micro_batch)
+    parser.add_argument("--adapters", type=int, default=3, help="runs at once; on a CPU every token pays for all of them")
+    parser.add_argument("--rank", type=int, default=16, help="the largest rank of an adapter")
+    serve(parser.parse_args())
 
 
-def serve(model: Path, state: Path, host: str, port: int, sequences: int, micro_batch: int) -> None:
+def serve(options: argparse.Namespace) -> None:
     """Serve until the process is told to end."""
     bridge_typed_dict()
     import uvicorn
     from skyrl.tinker import api
     from skyrl.tinker.config import EngineConfig
 
+    state = options.state.resolve()
     state.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "jax"))  # the engine compiles for a minute or two
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     api._build_uv_run_cmd_engine = _engine_command
     api.app.state.engine_config = EngineConfig(
-        base_model=str(model),
+        base_model=str(options.model.resolve()),
         backend_config={
-            "sample_max_num_sequences": sequences,
-            "train_micro_batch_size": micro_batch,
-            "max_lora_adapters": 8,
+            "sample_max_num_sequences": options.sequences,
+            "train_micro_batch_size": options.micro_batch,
+            "max_lora_adapters": options.adapters + 1,  # the first is the base model's
+            "max_lora_rank": options.rank,
         },
         checkpoints_base=state / "checkpoints",
         database_url=f"sqlite:///{state / 'tinker.db'}",
     )
-    uvicorn.run(api.app, host=host, port=port, log_level="warning")
+    uvicorn.run(api.app, host=options.host, port=options.port, log_level="warning")
 
 
 def bridge_typed_dict() -> None:

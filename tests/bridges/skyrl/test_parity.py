@@ -9,23 +9,15 @@ from typing import Any
 import pytest
 import torch
 from bridges.skyrl.making import groups
+from bridges.skyrl.replaying import skyrl_trainer, trained_rows, training_input, with_training
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
-from skyrl.train.generators.base import GeneratorOutput
-from skyrl.train.utils.trainer_utils import validate_generator_output
 
 from palestra import loss as ours
 from palestra.advantage import credit
 from palestra.backends.torch.opening import open_torch
-from palestra.bridges.skyrl_train.account import Account, Handed, describe
 from palestra.bridges.skyrl_train.cpu_workers import CpuWorkers
-from palestra.bridges.skyrl_train.generator import _output
-from palestra.bridges.skyrl_train.handover import Rules, hand_over
-from palestra.bridges.skyrl_train.settings import skyrl_config
-from palestra.bridges.skyrl_train.trainers import SyncTrainer
 from palestra.config import Config, Torch, parse
-from palestra.ledger import Ledger
-from palestra.runs import RunFolder
-from palestra.trajectory import Group, Key, Sample, Trajectory
+from palestra.trajectory import Group, Sample, Trajectory
 
 MASKED = frozenset({"context"})
 LOSSES: list[dict[str, Any]] = [
@@ -42,45 +34,8 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-def _config(config: Config, loss: dict[str, Any], estimator: str = "grpo") -> Config:
-    values = config.model_dump(mode="json", exclude_none=True)
-    training = values["training"] | {"groups": 6, "estimator": estimator, "masked_stops": sorted(MASKED)}
-    return parse(values | {"loss": loss, "training": training})
-
-
-def _trainer(config: Config, tmp_path: Path) -> SyncTrainer:
-    assert config.training is not None
-    run = RunFolder(tmp_path)
-    cfg = skyrl_config(config, config.backend, config.training, run, model=Path(config.backend.model), tasks=6, on_cpu=True)
-    trainer = SyncTrainer(cfg, None, SimpleNamespace(pad_token_id=0), None, None, None)
-    trainer.account = Account(Ledger.open(tmp_path / "ledger.sqlite"), patience=100)
-    trainer.dispatch = SimpleNamespace(get_lcm_dp_size=lambda: 1)
-    trainer.global_step = 1
-    return trainer
-
-
-def _handed_over(trainer: SyncTrainer, config: Config, given: list[Group]) -> tuple[GeneratorOutput, list[str]]:
-    assert config.training is not None
-    rules = Rules(config.training.estimator, config.training.min_group, MASKED)
-    rows, handed = [], []
-    for group in given:
-        made, outcome = hand_over(group, rules, filler=7)
-        rows.extend((group.task_id, row) for row in made)
-        handed.append(Handed([Key("train", 0, group.task_id, t.index) for t in group.trajectories], group.trajectories, outcome))
-    trainer.account.handed_over(handed)
-    output = _output(rows, describe(handed))
-    validate_generator_output(48, output, step_wise=True)
-    return output, [one.instance_id for one in output["trajectory_ids"]]
-
-
-def _training_input(trainer: SyncTrainer, config: Config, given: list[Group]) -> Any:
-    """What SkyRL's own code makes of our rows, up to the advantages that its losses read."""
-    output, uids = _handed_over(trainer, config, given)
-    output.pop("rollout_metrics")
-    output, uids = trainer.postprocess_generator_output(output, uids)
-    data = trainer.convert_to_training_input(output, uids)
-    data["values"] = None
-    return trainer.compute_advantages_and_returns(data)
+def _config(config: Config, loss: dict[str, Any], **training: Any) -> Config:
+    return with_training(config, loss, masked_stops=sorted(MASKED), **training)
 
 
 def _samples(config: Config, given: list[Group]) -> list[Sample]:
@@ -88,17 +43,13 @@ def _samples(config: Config, given: list[Group]) -> list[Sample]:
     return [s for group in given for s in credit(group, config.training.estimator, masked_stops=MASKED).samples]
 
 
-def _trained_rows(data: Any) -> list[int]:
-    return [row for row in range(len(data["loss_mask"])) if data["loss_mask"][row].any()]
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "dr_grpo"])
 def test_the_rows_that_are_trained_on_are_our_samples(config: Config, tmp_path: Path, estimator: str) -> None:
-    config = _config(config, LOSSES[0], estimator)
+    config = _config(config, LOSSES[0], estimator=estimator)
     given = groups(0)
-    trainer = _trainer(config, tmp_path)
-    data = _training_input(trainer, config, given)
-    rows, samples = _trained_rows(data), _samples(config, given)
+    trainer = skyrl_trainer(config, tmp_path)
+    data = training_input(trainer, config, given)
+    rows, samples = trained_rows(data), _samples(config, given)
     assert len(rows) == len(samples) > 20
     for row, sample in zip(rows, samples, strict=True):
         seen = data["attention_mask"][row].bool()
@@ -115,7 +66,7 @@ def test_the_rows_that_are_trained_on_are_our_samples(config: Config, tmp_path: 
 def test_failed_rollouts_are_neither_rewarded_nor_counted(config: Config, tmp_path: Path) -> None:
     config = _config(config, LOSSES[0])
     given = groups(1)
-    data = _training_input(_trainer(config, tmp_path), config, given)
+    data = training_input(skyrl_trainer(config, tmp_path), config, given)
     failed = sum(t.failure is not None for group in given for t in group.trajectories)
     without = data["rewards"].sum(-1).isnan()
     assert int(without.sum()) == failed == 9
@@ -128,8 +79,8 @@ def test_failed_rollouts_are_neither_rewarded_nor_counted(config: Config, tmp_pa
 def test_the_losses_and_their_gradients_are_ours(config: Config, tmp_path: Path, loss: dict[str, Any]) -> None:
     config = _config(config, loss)
     given = groups(2)
-    trainer = _trainer(config, tmp_path)
-    data = _training_input(trainer, config, given)
+    trainer = skyrl_trainer(config, tmp_path)
+    data = training_input(trainer, config, given)
     theirs = trainer._normalize_advantages(data, data.metadata["policy_mini_batch_boundaries"])
     torch.manual_seed(0)
     now = (data["rollout_logprobs"] + 0.3 * torch.randn_like(data["rollout_logprobs"])).requires_grad_()
@@ -139,7 +90,7 @@ def test_the_losses_and_their_gradients_are_ours(config: Config, tmp_path: Path,
     value, _ = function(now, old, theirs["advantages"], algorithm, data["loss_mask"], data["rollout_logprobs"])
     value.backward()
 
-    samples, rows = _samples(config, given), _trained_rows(data)
+    samples, rows = _samples(config, given), trained_rows(data)
     here = data["loss_mask"].bool()[rows]
     flat = now.detach()[rows][here].clone().requires_grad_()
     lengths = torch.tensor([sum(sample.mask) for sample in samples])
@@ -165,8 +116,8 @@ async def test_one_step_of_a_real_model_is_ours(config: Config, tmp_path: Path) 
     values["backend"] |= {"train": "full", "micro_batch": 6}
     config = parse(values)
     given = groups(3)
-    trainer = _trainer(config, tmp_path)
-    data = _training_input(trainer, config, given)
+    trainer = skyrl_trainer(config, tmp_path)
+    data = training_input(trainer, config, given)
     taken: dict[str, torch.Tensor] = {}
     engine = SimpleNamespace(increment_weight_version=lambda: None, take_weights=taken.update)
     workers = trainer.dispatch = CpuWorkers(trainer.cfg, engine)
@@ -188,8 +139,8 @@ async def test_one_step_of_a_real_model_is_ours(config: Config, tmp_path: Path) 
 def test_a_step_without_any_gradient_moves_nothing(config: Config, tmp_path: Path) -> None:
     config = _config(config, LOSSES[0])
     flat = [dataclasses.replace(group, trajectories=tuple(_with_reward(t) for t in group.trajectories)) for group in groups(4)]
-    trainer = _trainer(config, tmp_path)
-    data = _training_input(trainer, config, flat)
+    trainer = skyrl_trainer(config, tmp_path)
+    data = training_input(trainer, config, flat)
     assert not data["loss_mask"].any()
     assert data["advantages"].abs().max() == 0
 

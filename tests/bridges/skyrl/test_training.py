@@ -189,6 +189,6 @@ def test_the_command_line_goes_to_skyrls_environment(model: Path, tmp_path: Path
     config = configured(model, tmp_path / "run", *SMALL, "training.steps=1")
     file = tmp_path / "train.toml"
     file.write_text(dump(config))
-    done = subprocess.run([sys.executable, "-m", "palestra", "train", str(file)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "palestra", "train", str(file)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 1

@@ -9,7 +9,10 @@ import pytest
 from bridges.tinker.local_server import RECIPE, Server, free_port
 
 from palestra import config
+from palestra.backends.tinker.serving import bridge_typed_dict
 from palestra.config import Config
+
+bridge_typed_dict()  # before a test imports anything of skyrl's
 
 
 @pytest.fixture(scope="session")

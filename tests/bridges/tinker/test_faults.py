@@ -121,12 +121,14 @@ def test_a_run_outlives_its_server(model: Path, tmp_path: Path) -> None:
     server.start()
     run = tmp_path / "run"
     words = [f"run.folder={run}", f"backend.model={model}", f"backend.base_url={server.address}", "backend.seconds=120"]
-    words += ["training.steps=4", "training.groups=2", "training.samples=4", "evaluation.tasks=8", "dispatch.retries=0"]
+    words += ["training.steps=4", "training.groups=1", "evaluation.tasks=8", "dispatch.retries=0"]
     command = [sys.executable, "-m", "palestra", "train"]
+    begun = subprocess.Popen([*command, str(RECIPE / "tinker.toml"), *words], stderr=subprocess.PIPE, text=True)
     try:
-        begun = subprocess.Popen([*command, str(RECIPE / "tinker.toml"), *words], stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 600
         while not (run / "checkpoints" / "step-00001").is_dir():
             assert begun.poll() is None, begun.communicate()[1]
+            assert time.monotonic() < deadline
             time.sleep(0.2)
         server.stop()
         _, complaint = begun.communicate(timeout=600)
@@ -139,4 +141,5 @@ def test_a_run_outlives_its_server(model: Path, tmp_path: Path) -> None:
             assert ledger.verify() == []
             assert ledger.committed_step() == 3
     finally:
+        begun.kill()
         server.stop()
