@@ -38,11 +38,17 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-# Each backend in the environment that its lock file describes; made once, and cached.
+# Each backend in the environment that its lock file describes; made once, and cached. One that fails is named, and the others
+# are still tested. Whatever hangs is interrupted, so that pytest says where.
 test-backends: setup
-	for name in $(notdir $(wildcard tests/bridges/*)); do \
-	    $(BIN)/palestra backends install $$name && $(BIN)/palestra backends run $$name -m pytest tests/bridges/$$name || exit 1; \
-	done
+	@failed=; for name in $(notdir $(wildcard tests/bridges/*)); do \
+	    begun=$$(date +%s); \
+	    timeout 900 $(BIN)/palestra backends install $$name && installed=$$(date +%s) \
+	    && timeout --signal=INT --kill-after=60 1500 $(BIN)/palestra backends run $$name -m pytest tests/bridges/$$name \
+	    && echo "$$name: installed in $$((installed - begun)) s, tested in $$(($$(date +%s) - installed)) s" \
+	    || { echo "$$name: FAILED"; failed="$$failed $$name"; }; \
+	done; \
+	test -z "$$failed" || { echo "backends that failed:$$failed"; exit 1; }
 
 # The attacks on sandboxes, tried on podman's containers too.
 test-containers: setup

@@ -102,6 +102,7 @@ async def _prepare(config: Config, plan: Training, tasks: list[AnyTask], heldout
 def _variables(section: Verl, gpu: bool, log: Path) -> dict[str, str]:
     """What verl's processes read from their environment."""
     variables = {"VERL_FILE_LOGGER_PATH": str(log.resolve()), "TRANSFER_QUEUE_ENABLE": "1", "TOKENIZERS_PARALLELISM": "true"}
+    variables["RAY_USAGE_STATS_ENABLED"] = "0"
     if section.threads:
         variables["OMP_NUM_THREADS"] = str(section.threads)
     if not gpu:
@@ -117,7 +118,9 @@ def _variables(section: Verl, gpu: bool, log: Path) -> dict[str, str]:
 def _cluster(section: Verl, gpu: bool, variables: dict[str, str]) -> Iterator[Path]:
     """Ray; gives the folder of its processes' logs."""
     # Without a GPU: places in Ray's count, not processors. verl asks for one for each of its processes, and for a GPU.
-    here: dict[str, Any] = {} if gpu else {"num_cpus": 32, "num_gpus": section.gpus, "object_store_memory": 512 << 20}
+    # Nor does a place need a process before anyone has asked for it.
+    places = {"num_cpus": 32, "num_gpus": section.gpus, "_system_config": {"prestart_worker_first_driver": False}}
+    here: dict[str, Any] = {} if gpu else {"address": "local", "object_store_memory": 512 << 20, **places}
     ray.init(runtime_env={"env_vars": variables}, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **here)
     try:
         yield Path(ray._private.worker._global_node.get_logs_dir_path())

@@ -4,9 +4,12 @@ it was, a run whose server is killed says so and goes on, and segments and failu
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,17 @@ import pytest
 pytest.importorskip("verl")
 
 import psutil
+from parity.recorded import embedded_loss
 
+from palestra.advantage import credit
+from palestra.config import Loss
 from palestra.ledger import Ledger
-from palestra.trajectory import Trajectory
+from palestra.trajectory import Group, Trajectory
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "recipes" / "bridges"
+SECONDS = 600
+"""For a run, on a slow machine."""
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +38,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(*words: str, **variables: str) -> "subprocess.Popen[str]":
-    """In a process group of its own: Ray's processes are in it too."""
-    command = [sys.executable, "-m", "palestra", "train", *words]
-    return subprocess.Popen(
-        command,
+@contextmanager
+def training(*words: str, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """In a process group of its own: Ray's processes are in it too, and none outlives the test."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "palestra", "train", *words],
         cwd=ROOT,
         env=os.environ | variables,
         stdout=subprocess.PIPE,
@@ -42,6 +50,17 @@ def train(*words: str, **variables: str) -> "subprocess.Popen[str]":
         text=True,
         start_new_session=True,
     )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def train(*words: str, **variables: str) -> None:
+    with training(*words, **variables) as process:
+        ended(process)
 
 
 def recipe(model: Path, folder: Path, *overrides: str) -> list[str]:
@@ -50,7 +69,7 @@ def recipe(model: Path, folder: Path, *overrides: str) -> list[str]:
 
 def ended(process: "subprocess.Popen[str]", code: int = 0) -> str:
     """What it said on standard error, or all it said when it ended otherwise than expected."""
-    out, err = process.communicate(timeout=900)
+    out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == code, f"{out}\n{err}"
     return err
 
@@ -89,21 +108,19 @@ def committed(folder: Path) -> int:
 
 def test_success_rises_across_the_death_of_a_server(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = train(*recipe(model, folder, "training.steps=8", "dispatch.retries=1", "dispatch.backoff=0.1"))
-    try:
-        while run.poll() is None and committed(folder) < 3:
+    with training(*recipe(model, folder, "training.steps=8", "dispatch.retries=1", "dispatch.backoff=0.1")) as run:
+        deadline = time.monotonic() + SECONDS
+        while run.poll() is None and committed(folder) < 3 and time.monotonic() < deadline:
             time.sleep(0.2)
         [server] = servers(run)
         server.kill()
         said = ended(run, code=1)
-    finally:
-        run.kill()  # and with it, if need be, all that Ray has started
     assert "rollout server does not answer" in said
     assert f"go on with `palestra train --resume {folder}`" in " ".join(said.split())
     before = committed(folder)
     assert 3 <= before < 8
 
-    ended(train("--resume", str(folder)))
+    train("--resume", str(folder))
     assert committed(folder) == 8
     for how in ("sampled", "greedy"):
         base, final = solved(folder, "base", how), solved(folder, "final", how)
@@ -111,6 +128,7 @@ def test_success_rises_across_the_death_of_a_server(model: Path, tmp_path: Path)
         assert final[0] / final[1] > base[0] / base[1]
         assert chance_of_equal(base, final) < 0.01, f"{how}: {base} → {final}"
     check_the_ledger(folder)
+    check_the_first_loss(folder)
     check_the_adapter(model, folder, tmp_path)
 
 
@@ -148,6 +166,20 @@ def check_the_ledger(folder: Path) -> None:
     assert all(version == row.key.step for row in trained for version in versions(row.trajectory))
 
 
+def check_the_first_loss(folder: Path) -> None:
+    """verl's engine, on the real model, found the loss that the embedded backend finds in the same trajectories."""
+    with Ledger.open(folder / "ledger.sqlite", read_only=True) as ledger:
+        attempts = [row.trajectory for row in ledger.trajectories(phase="train", step=0)]
+    groups = [Group(name, tuple(t for t in attempts if t.task_id == name)) for name in {t.task_id for t in attempts}]
+    samples = [sample for group in groups for sample in credit(group, "grpo").samples]
+    logprobs = [[value for value, sampled in zip(s.logprobs, s.mask, strict=True) if sampled] for s in samples]
+    value, _ = embedded_loss(samples, logprobs, Loss(kind="importance_sampling"))
+    share = sum(map(len, logprobs)) / sum(t.sampled_tokens for t in attempts)  # verl divides by all tokens of the step
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    [first] = [row["verl/pg_loss"] for row in rows if row["step"] == 0 and "verl/pg_loss" in row]
+    assert first == pytest.approx(value * share, rel=1e-3)
+
+
 def versions(trajectory: Trajectory) -> set[int]:
     return {version for segment in trajectory.segments for version in segment.versions if version >= 0}
 
@@ -156,13 +188,8 @@ def test_with_advantages_of_zero_nothing_is_learned(model: Path, tmp_path: Path)
     folder = tmp_path / "run"
     tests = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     control = 'backend.overrides={"algorithm.adv_estimator" = "zero"}'
-    ended(
-        train(
-            *recipe(model, folder, "training.steps=3", control),
-            PYTHONPATH=tests,
-            VERL_USE_EXTERNAL_MODULES="bridges.verl.zero_advantages",
-        )
-    )
+    words = recipe(model, folder, "training.steps=3", control)
+    train(*words, PYTHONPATH=tests, VERL_USE_EXTERNAL_MODULES="bridges.verl.zero_advantages")
     assert solved(folder, "base", "greedy") == solved(folder, "final", "greedy")  # the very same weights
     assert chance_of_equal(solved(folder, "base", "sampled"), solved(folder, "final", "sampled")) > 0.01
 
@@ -170,7 +197,7 @@ def test_with_advantages_of_zero_nothing_is_learned(model: Path, tmp_path: Path)
 def test_segments_and_failures_come_through(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     tasks = ["tasks.train=rewriting:tasks", "tasks.heldout=rewriting:others", f"tasks.folder={Path(__file__).parent}"]
-    ended(train(*recipe(model, folder, "training.steps=1", "agent.turns=2", "dispatch.retries=0", *tasks)))
+    train(*recipe(model, folder, "training.steps=1", "agent.turns=2", "dispatch.retries=0", *tasks))
     with Ledger.open(folder / "ledger.sqlite", read_only=True) as ledger:
         recorded = [row.trajectory for row in ledger.trajectories(phase="train")]
     assert any(trajectory.failure for trajectory in recorded)

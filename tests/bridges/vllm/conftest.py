@@ -1,13 +1,14 @@
 """Real vLLM servers on this machine's CPU, with the bridges' tiny model."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,14 @@ def _serving(model: Path, folder: Path, *options: str) -> Iterator[str]:
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", *options]
     log = folder / "log.txt"
     with log.open("w") as file:
-        running = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        running = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _wait(f"http://127.0.0.1:{port}/health", running, log)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
-            running.terminate()
-            running.wait(60)
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)  # with its engine, which is a process of its own
+            running.wait()
 
 
 def _wait(url: str, running: "subprocess.Popen[bytes]", log: Path) -> None:
