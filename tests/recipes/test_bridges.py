@@ -47,7 +47,7 @@ def make_model() -> ModuleType:
 
 def test_the_chat_template_writes_what_the_renderer_writes(make_model: ModuleType, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    make_model._write_tokenizer(tmp_path / "model", [])
+    make_model.write_tokenizer(tmp_path / "model", [])
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "model"), render.load(tmp_path / "model")
 
     async def said(habit: str) -> Any:

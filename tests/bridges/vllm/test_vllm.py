@@ -195,7 +195,7 @@ def test_another_models_tokenizer_is_refused(bridge: Bridge, tmp_path: Path) -> 
     assert spec.loader is not None
     making = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(making)
-    making._write_tokenizer(tmp_path / "other", [])
+    making.write_tokenizer(tmp_path / "other", [])
     with pytest.raises(ConfigError, match="reads the same text as other tokens; give the folder of the model that it serves"):
         bridge.evaluate("tokens", f"backend.tokenizer={tmp_path / 'other'}")
 

@@ -194,7 +194,8 @@ class TestCheating:
     async def test_what_is_left_behind_earns_nothing(self, issue: Issue, command: str) -> None:
         assert (await attempt(issue, command)).reward == 0
 
-    @pytest.mark.parametrize("name", [name for name in FORGERIES if name != "outcomes"])
+    # There is no file of outcomes here, and the tests are not unittest's.
+    @pytest.mark.parametrize("name", [name for name in FORGERIES if name not in ("outcomes", "unittest")])
     async def test_a_patched_test_runner_is_found_out(self, issue: Issue, name: str) -> None:
         found = await attempt(issue, code=FORGERIES[name])
         assert found == Score(0.0, {"left_out": 0.0, "fails": 1.0, "passes": 1.0, "forged": 1.0})
