@@ -34,6 +34,12 @@ async def test_tasks_are_proven_as_they_are_made(tmp_path: Path) -> None:
     assert all(counts["tried"] == 1 and counts["rewarded"] == 0 for counts in forged.forgeries.values())
 
 
+async def test_tests_that_look_at_a_clock_are_known() -> None:
+    timed = making.timekeepers(python_files("sqlparse"))
+    assert "tests/test_dos_prevention.py::TestDoSPrevention::test_nested_case_within_cap_under_1s" in timed
+    assert {test.partition("::")[0] for test in timed} == {"tests/test_dos_prevention.py"}
+
+
 async def test_a_survey_knows_who_calls_what() -> None:
     async with bench(find("toolz")) as trials:
         survey = await trials.survey()
