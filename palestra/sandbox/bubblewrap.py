@@ -42,6 +42,7 @@ ENVIRONMENT = {
     "TMPDIR": "/tmp",
 }
 
+REMOVAL_SECONDS = 20.0
 NOTHING = Snapshot()
 Setup = Callable[[Sandbox], Awaitable[object]]
 
@@ -233,8 +234,10 @@ def _filter_file(folder: Path) -> Path:
 
 
 async def _removed(group: cgroup.Group) -> None:
-    """The kernel may take a moment after the last process. What stays then, a later sweep finds."""
-    for _ in range(100):
-        if group.remove():
-            return
-        await asyncio.sleep(0.01)
+    """The kernel may take a moment after the last process, and on a crowded machine seconds. What stays even then, the sweep
+    finds once this process has ended."""
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + REMOVAL_SECONDS, 0.005
+    while not group.remove() and loop.time() < deadline:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 0.2)
