@@ -54,6 +54,12 @@ def test_every_way_is_told_and_the_recognisable_ones_come_last() -> None:
     assert natural == [True, False, False, False, False, False]
 
 
+def test_a_case_of_a_test_in_a_class_is_found_and_may_span_lines() -> None:
+    data = b"class TestBox:\n    def test_fill(self, size):\n        assert box.fill(\n            size\n        ) == 'ab'\n"
+    [best, *_] = twist("t.py", data, "t.py::TestBox::test_fill[case]")
+    assert (best.old, best.new) == ("'ab'", "'ac'")
+
+
 def test_what_asserts_nothing_cannot_be_turned_round() -> None:
     assert turned("    f()") == []
     assert list(twist("t.py", b"def test_other(): pass\n", "t.py::test_it")) == []
