@@ -1,5 +1,5 @@
-"""Bugs for a very small model: the easiest of a set, with three tools, worked examples in a short prompt, and the name of the
-function at fault. The sandbox, the hidden tests and the grader are those of every other bug.
+"""Bugs for a very small model: the easiest of a set, the function at fault named, two tools in few words, worked examples. An
+edit that goes through hands in. The sandbox, the hidden tests and the grader are those of every other bug.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,14 @@ from palestra.swe.factory.edit import apply
 from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.task import BugFix
+from palestra.tool import Finish
 
 LINES, STATEMENT = 25, 500
 """Of the broken function, and characters of the problem."""
 KINDS = ("compare", "arithmetic", "boolean", "constant", "negate", "swap")
 """Changes within one line."""
-SHOWN = 2
+SHOWN, SEEN = 2, 1600
+"""Worked examples, and characters of an answer."""
 
 
 def is_easy(recipe: Recipe) -> bool:
@@ -35,13 +37,47 @@ class SmallBugFix(BugFix):
 
     def prompt(self, env: Desk) -> Sequence[Message]:
         look = "search_symbol" if self.search else "bash"
-        told = system(f"Look at the broken function with {look}, mend it with edit, then call finish.")
+        told = system(f"Look at the function with {look}, then mend the wrong line with edit.")
         turns = [message for example in self.examples for message in _worked(example, self.search)]
         return [told, *turns, user(_problem(self.recipe))]
 
     def tools(self, env: Desk) -> Sequence[Callable[..., object]]:
-        ours = env.workspace
-        return [ours.search.search_symbol if ours.search else ours.shell.bash, ours.editor.edit, ours.finish]
+        hand = _Hand(env)
+        return [hand.search_symbol if self.search else hand.bash, hand.edit]
+
+
+class _Hand:
+    """The desk's tools, described in as few words as will do."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk.workspace
+
+    async def search_symbol(self, name: str) -> str:
+        """See a function.
+
+        Args:
+            name: such as Box.fill
+        """
+        assert self._desk.search is not None
+        return (await self._desk.search.search_symbol(name))[:SEEN]
+
+    async def bash(self, command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: such as ls
+        """
+        return (await self._desk.shell.bash(command))[:SEEN]
+
+    async def edit(self, path: str, old: str, new: str) -> Finish:
+        """Replace a line, and hand in.
+
+        Args:
+            path: the file
+            old: the wrong line
+            new: the right line
+        """
+        return Finish(await self._desk.editor.edit(path, old, new), changed=True)
 
 
 def easy(recipes: Sequence[Recipe], search: bool, shown: Sequence[Recipe]) -> list[SmallBugFix]:
@@ -77,7 +113,7 @@ class _Code:
 
 
 def _worked(recipe: Recipe, search: bool) -> list[Message]:
-    """A solution as turns: look, edit, finish."""
+    """A solution as turns: look, then edit."""
     code, path, name = _Code(recipe), recipe.edit.path, recipe.symbol.rpartition(".")[2]
     numbered = list(enumerate(code.broken[code.start : code.end], code.start + 1))
     if search:
@@ -94,6 +130,4 @@ def _worked(recipe: Recipe, search: bool) -> list[Message]:
         assistant("", look),
         Message("tool", seen, name=look.name),
         assistant("", change),
-        Message("tool", f"{path} is edited.", name="edit"),
-        assistant("", ToolCall("call_0", "finish", {"answer": "mended"})),
     ]
