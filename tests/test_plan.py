@@ -160,9 +160,10 @@ async def test_what_free_inits_would_save(runs: Runs) -> None:
     fast = read(await runs.train("fast", alike, init=0.0))
     [free] = [what for what in slow.what_if if what.change == "free init"]
     assert slow.what_if[0] == free
-    assert 2 * 0.3 <= slow.critical_path["init"] * slow.recorded < 2 * 0.4
-    assert free.saving * slow.replayed == pytest.approx(slow.critical_path["init"] * slow.recorded, abs=0.05)
-    assert free.seconds == pytest.approx(fast.seconds, rel=0.3), "two runs on a machine that others use too"
+    # All of these are times on a machine that others use too.
+    assert 2 * 0.3 <= slow.critical_path["init"] * slow.recorded < 2 * 0.6
+    assert free.saving * slow.replayed == pytest.approx(slow.critical_path["init"] * slow.recorded, rel=0.3)
+    assert free.seconds == pytest.approx(fast.seconds, rel=0.3)
     assert not any(what.change.startswith("dispatch: slots") for what in slow.what_if), "more slots than rollouts save nothing"
 
 
