@@ -162,7 +162,7 @@ def _same_path(given: JSON, right: str) -> bool:
 EXAMPLES = (
     ("boltons", "function", "chunked", "boltons/iterutils.py"),
     ("cachetools", "method", "TLRUCache.expire", "src/cachetools/__init__.py"),
-    ("toolz", "function", "pipe", "toolz/functoolz.py"),
+    ("toolz", "class", "curry", "toolz/functoolz.py"),
 )
 
 
@@ -175,7 +175,8 @@ def _shown(search: bool) -> list[Message]:
             look = ToolCall("call_0", "search_symbol", {"name": name})
             found = f"1 definition of {name!r}: {path}:{symbol.start}-{symbol.end} {kind} {name}"
         else:
-            look = ToolCall("call_0", "bash", {"command": f"grep -rn 'def {name.rpartition('.')[2]}' ."})
+            keyword = "class" if kind == "class" else "def"
+            look = ToolCall("call_0", "bash", {"command": f"grep -rn '{keyword} {name.rpartition('.')[2]}' ."})
             code = _index(package).lines(path, symbol.start, symbol.start)[0]
             found = f"./{path}:{symbol.start}:{code}"
         hand_in = ToolCall("call_0", "finish", {"path": path})
