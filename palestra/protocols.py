@@ -1,6 +1,6 @@
 """Every seam of Palestra on one page. What stands on either side of a seam knows only these protocols."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +130,10 @@ class StagedRollout(Protocol):
     @property
     def rest(self) -> float:
         """Seconds to wait before that: the back-off after a failure."""
+
+    @property
+    def kin(self) -> Hashable:
+        """Attempts at the same task have the same: what they cost is alike."""
 
     @property
     def expected_tokens(self) -> int:

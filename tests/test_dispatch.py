@@ -47,6 +47,7 @@ class Fake:
     never_run: frozenset[int] = frozenset()
     next: Stage | None = "init"
     rest: float = 0.0
+    kin: int = 0
     expected_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -373,7 +374,7 @@ def test_the_config_says_which_dispatcher_and_its_limits() -> None:
             (
                 StreamDispatch(kind="stream", init=1, run=2, reward=3, runtimes=9, kv_share=0.5),
                 Stream,
-                {"_init": 1, "_run": 2, "_reward": 3, "_runtimes": 9, "_kv": 500},
+                {"_init": 1, "_run": 2, "_rewards": 3, "_runtimes": 9, "_kv": 500},
             ),
             (StreamDispatch(kind="stream", init=4, run=6), Stream, {"_runtimes": 10, "_kv": 1000}),
         ]

@@ -135,6 +135,7 @@ ORDER = (
     "palestra.rollout",
     "palestra.dispatch.room",
     "palestra.dispatch.flow",
+    "palestra.dispatch.rewards",
     "palestra.dispatch.batch",
     "palestra.dispatch.bounded",
     "palestra.dispatch.pipeline",

@@ -23,6 +23,7 @@ class _Nothing:
     __slots__ = ("_runtime", "next")
 
     rest = 0.0
+    kin = 0
     expected_tokens = 1
 
     def __init__(self) -> None:

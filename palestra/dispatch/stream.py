@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 from palestra.dispatch.flow import flow
+from palestra.dispatch.rewards import Rewards
 from palestra.dispatch.room import Room
 from palestra.protocols import R, StagedRollout
 
@@ -19,7 +20,8 @@ class Stream:
     prewarms = True
 
     def __init__(self, init: int, run: int, reward: int, runtimes: int, kv_tokens: int | None = None) -> None:
-        self._init, self._run, self._reward, self._runtimes = Room(init), Room(run), Room(reward), Room(runtimes)
+        self._init, self._run, self._runtimes = Room(init), Room(run), Room(runtimes)
+        self._rewards = Rewards(reward)
         self._kv = Room(kv_tokens) if kv_tokens is not None else None
         # As many again may wait for their reward or to be taken; where those are not, nothing new comes in.
         self._inside = Room(2 * runtimes + reward)
@@ -47,8 +49,7 @@ class Stream:
                     if housed:  # the runtime was closed with the run
                         self._runtimes.leave()
                         housed = False
-                    async with self._reward.place(number):
-                        await rollout.advance()
+                    await self._rewards.advance(rollout, number)
         finally:
             if housed:
                 try:

@@ -34,7 +34,7 @@ class SimulatedRollout:
 
     def __init__(self, member: Member, group: int, expected_tokens: int, may_run: MayRun) -> None:
         self.next: Stage | None = "init"
-        self.group = group
+        self.kin = self.group = group
         self.expected_tokens = expected_tokens
         self._may_run, self._member = may_run, member
 

@@ -51,7 +51,7 @@ async def _replay(model: Model, section: AnyDispatch, staleness: int, times: Tim
 
 
 def _make(group: JobGroup, machine: Machine, expected_tokens: int, times: Times) -> Make["_Rollout"]:
-    return lambda _, may_run: [_Rollout(job, machine, expected_tokens, times, may_run) for job in group.jobs]
+    return lambda number, may_run: [_Rollout(job, number, machine, expected_tokens, times, may_run) for job in group.jobs]
 
 
 class _Rollout:
@@ -59,8 +59,9 @@ class _Rollout:
 
     rest = 0.0
 
-    def __init__(self, job: Job, machine: Machine, expected_tokens: int, times: Times, may_run: MayRun) -> None:
+    def __init__(self, job: Job, kin: int, machine: Machine, expected_tokens: int, times: Times, may_run: MayRun) -> None:
         self.next: Stage | None = "init"
+        self.kin = kin
         self.expected_tokens = expected_tokens
         self._job, self._machine, self._times, self._may_run = job, machine, times, may_run
 

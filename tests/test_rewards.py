@@ -1,0 +1,88 @@
+"""Rewards take turns: the longest first, as far as attempts at the same task tell."""
+
+import asyncio
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import pytest
+
+from palestra.dispatch.rewards import Rewards
+from palestra.lab import clock
+from palestra.trajectory import Stage
+
+
+@dataclass
+class Judged:
+    kin: Hashable
+    seconds: float
+    log: list[Hashable]
+    next: Stage | None = "reward"
+    rest: float = 0.0
+    expected_tokens: int = 0
+
+    async def may_run(self) -> bool:
+        return True
+
+    async def advance(self) -> None:
+        self.log.append(self.kin)
+        await asyncio.sleep(self.seconds)
+        self.next = None
+
+    def abandon(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def judge(size: int, *kin_and_seconds: tuple[str, float]) -> list[Hashable]:
+    """In which order rewards begin that all come at once."""
+    log: list[Hashable] = []
+
+    async def all_of_them() -> None:
+        rewards = Rewards(size)
+        async with asyncio.TaskGroup() as group:
+            for number, (kin, seconds) in enumerate(kin_and_seconds):
+                group.create_task(rewards.advance(Judged(kin, seconds, log), number))
+
+    clock.run(all_of_them())
+    return log
+
+
+def test_without_knowledge_they_go_by_number() -> None:
+    assert judge(1, ("a", 1), ("b", 1), ("c", 1)) == ["a", "b", "c"]
+
+
+def test_a_task_whose_reward_took_long_goes_first_and_a_quick_one_last() -> None:
+    assert judge(1, ("quick", 1), ("slow", 9), ("quick", 1), ("new", 5), ("slow", 9)) == ["quick", "slow", "slow", "new", "quick"]
+
+
+def test_one_that_still_lasts_tells_that_its_task_is_slow() -> None:
+    order = judge(2, ("slow", 100), ("quick", 1), ("quick", 1), ("new", 1), ("slow", 100))
+    assert order == ["slow", "quick", "quick", "slow", "new"]
+
+
+@pytest.mark.parametrize("after", range(4))
+async def test_one_that_is_cancelled_gives_way_however_late(after: int) -> None:
+    """`after` so many turns of the event loop: while it waits, as it is let in, and when it is inside."""
+    rewards, log = Rewards(1), list[Hashable]()
+    first, second, third = (asyncio.create_task(rewards.advance(Judged(name, 0, log), n)) for n, name in enumerate("abc"))
+    for _ in range(after):
+        await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait_for(asyncio.gather(first, second, third, return_exceptions=True), 5)
+    await asyncio.wait_for(rewards.advance(Judged("d", 0, log), 3), 5)
+    assert [name for name in log if name != "b"] == ["a", "c", "d"]
+
+
+async def test_one_that_is_cancelled_in_the_moment_of_its_turn_takes_no_place() -> None:
+    rewards, log = Rewards(1), list[Hashable]()
+
+    class Canceller(Judged):
+        async def advance(self) -> None:
+            await asyncio.sleep(0)
+            second.cancel()
+
+    first = asyncio.create_task(rewards.advance(Canceller("a", 0, log), 0))
+    second = asyncio.create_task(rewards.advance(Judged("b", 0, log), 1))
+    await asyncio.gather(first, second, return_exceptions=True)
+    await asyncio.wait_for(rewards.advance(Judged("c", 0, log), 2), 5)
+    assert log == ["c"]
