@@ -53,11 +53,11 @@ def faults_heldout(search: bool = True) -> Sequence[localise.Fault]:
     return localise.faults([each for each in recipes() if each.package in HELD_OUT], search)
 
 
-def small_train(search: bool = True) -> Sequence[SmallBugFix]:
+def small_train(search: bool = True, shown: int = 2) -> Sequence[SmallBugFix]:
     known = [each for each in recipes() if each.package not in HELD_OUT]
-    return easy(known, search, known)
+    return easy(known, search, known, shown)
 
 
-def small_heldout(search: bool = True) -> Sequence[SmallBugFix]:
+def small_heldout(search: bool = True, shown: int = 2) -> Sequence[SmallBugFix]:
     known = [each for each in recipes() if each.package not in HELD_OUT]
-    return easy([each for each in recipes() if each.package in HELD_OUT], search, known)
+    return easy([each for each in recipes() if each.package in HELD_OUT], search, known, shown)

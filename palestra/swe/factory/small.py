@@ -5,19 +5,20 @@ edit that goes through hands in. The sandbox, the hidden tests and the grader ar
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from palestra.message import Message, ToolCall, assistant, system, user
+from palestra.message import JSON, Message, ToolCall, assistant, system, to_json, user
 from palestra.swe.agent import Desk
 from palestra.swe.factory.edit import apply
 from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.recipe import Recipe
 from palestra.swe.factory.task import BugFix
-from palestra.tool import Finish
+from palestra.tool import Finish, Toolbox
+from palestra.tools.workspace import Workspace
 
 LINES, STATEMENT = 25, 500
 """Of the broken function, and characters of the problem."""
 KINDS = ("compare", "arithmetic", "boolean", "constant", "negate", "swap")
 """Changes within one line."""
-SHOWN, SEEN = 2, 1600
+EXAMPLES, SEEN = 2, 1600
 """Worked examples, and characters of an answer."""
 
 
@@ -35,22 +36,32 @@ def is_easy(recipe: Recipe) -> bool:
 class SmallBugFix(BugFix):
     examples: tuple[Recipe, ...] = ()
 
-    def prompt(self, env: Desk) -> Sequence[Message]:
+    def prompt(self, env: Desk | None) -> Sequence[Message]:
         look = "search_symbol" if self.search else "bash"
         told = system(f"Look at the function with {look}, then mend the wrong line with edit.")
         turns = [message for example in self.examples for message in _worked(example, self.search)]
         return [told, *turns, user(_problem(self.recipe))]
 
-    def tools(self, env: Desk) -> Sequence[Callable[..., object]]:
+    def tools(self, env: Desk | None) -> Sequence[Callable[..., object]]:
         hand = _Hand(env)
         return [hand.search_symbol if self.search else hand.bash, hand.edit]
 
+    def demonstration(self) -> dict[str, JSON]:
+        """The bug mended, as a line of data for a warm start."""
+        messages = [*self.prompt(None), *_worked(self.recipe, self.search)[1:]]
+        return {"messages": [to_json(message) for message in messages], "tools": Toolbox(self.tools(None)).schemas()}
+
 
 class _Hand:
-    """The desk's tools, described in as few words as will do."""
+    """The desk's tools, described in as few words as will do. Without a desk they can only be described."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk.workspace
+    def __init__(self, desk: Desk | None) -> None:
+        self._given = desk
+
+    @property
+    def _desk(self) -> Workspace:
+        assert self._given is not None
+        return self._given.workspace
 
     async def search_symbol(self, name: str) -> str:
         """See a function.
@@ -80,11 +91,12 @@ class _Hand:
         return Finish(await self._desk.editor.edit(path, old, new), changed=True)
 
 
-def easy(recipes: Sequence[Recipe], search: bool, shown: Sequence[Recipe]) -> list[SmallBugFix]:
-    """The easy ones, with worked examples from among `shown`, which are left out."""
-    known = sorted(filter(is_easy, shown), key=lambda each: (len(each.statement) + len(_Code(each).text), each.id))
-    examples = tuple({each.kind: each for each in reversed(known)}.values())[-SHOWN:]
-    return [SmallBugFix(each.id, each, search, examples) for each in recipes if is_easy(each) and each not in examples]
+def easy(recipes: Sequence[Recipe], search: bool, known: Sequence[Recipe], shown: int) -> list[SmallBugFix]:
+    """The easy ones. The two easiest of those that are known are left out, and so many of them shown as worked examples."""
+    easiest = sorted(filter(is_easy, known), key=lambda each: (len(each.statement) + len(_Code(each).text), each.id))
+    examples = tuple({each.kind: each for each in reversed(easiest)}.values())[-EXAMPLES:]
+    asked = [each for each in recipes if is_easy(each) and each not in examples]
+    return [SmallBugFix(each.id, each, search, examples[EXAMPLES - shown :]) for each in asked]
 
 
 def _problem(recipe: Recipe) -> str:

@@ -1,6 +1,7 @@
 """Bugs and questions in real sandboxes: proven, solved by an agent that uses the tools, and read back from the ledger."""
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from palestra.checking import check
 from palestra.collect import Collector
 from palestra.dispatch.bounded import Bounded
 from palestra.ledger import Ledger
-from palestra.message import ToolCall
+from palestra.message import JSON, ToolCall, from_json
 from palestra.policy import TokenPolicies
 from palestra.protocols import Renderer, Sampling
 from palestra.swe.factory import localise
@@ -22,7 +23,7 @@ from palestra.swe.factory.edit import apply
 from palestra.swe.factory.localise import Definition, Fault
 from palestra.swe.factory.packages import python_files
 from palestra.swe.factory.recipe import Recipe, read, write
-from palestra.swe.factory.small import SmallBugFix, easy
+from palestra.swe.factory.small import easy
 from palestra.swe.factory.task import BugFix
 from palestra.tool import Finish, Toolbox
 from palestra.trajectory import Trajectory
@@ -157,17 +158,30 @@ async def test_the_function_at_fault_by_any_end_of_its_name(recipes: list[Recipe
 
 
 def test_easy_bugs_come_with_examples_that_are_not_among_them(recipes: list[Recipe]) -> None:
-    tasks = easy(recipes, True, recipes)
+    tasks = easy(recipes, True, recipes, shown=2)
     assert len(tasks) >= 50
     shown = tasks[0].examples
     assert not {each.recipe for each in tasks} & set(shown)
-    messages = SmallBugFix.prompt(tasks[0], None)  # type: ignore[arg-type]  # it looks at nothing in the sandbox
+    messages = tasks[0].prompt(None)
     calls = [call for message in messages for call in message.calls]
     assert [call.name for call in calls] == ["search_symbol", "edit"] * 2
     for example, call in zip(shown, calls[1::2], strict=True):
-        data = apply([example.edit], python_files(example.package))[example.edit.path].decode()
-        assert data.count(str(call.arguments["old"])) == 1
-        fixed = data.replace(str(call.arguments["old"]), str(call.arguments["new"]))
-        assert fixed.encode() == python_files(example.package)[example.edit.path]
+        assert mends(example, call.arguments)
     assert f"at fault is {tasks[0].recipe.symbol} in {tasks[0].recipe.edit.path}" in messages[-1].text
     assert shown[0].edit.path in messages[3].text
+
+
+def test_a_demonstration_mends_its_bug_without_examples(recipes: list[Recipe]) -> None:
+    for task in easy(recipes, True, recipes, shown=0):
+        line = task.demonstration()
+        told, asked, look, seen, change = (from_json(message) for message in line["messages"])
+        assert (told.role, asked.role, look.calls[0].name, seen.role) == ("system", "user", "search_symbol", "tool")
+        assert mends(task.recipe, change.calls[0].arguments)
+        assert [tool["function"]["name"] for tool in line["tools"]] == ["search_symbol", "edit"]
+
+
+def mends(recipe: Recipe, edit: Mapping[str, JSON]) -> bool:
+    """Whether the edit fits in one place of the broken file, and makes it what it was."""
+    files, path = python_files(recipe.package), recipe.edit.path
+    broken = apply([recipe.edit], files)[path].decode()
+    return broken.count(str(edit["old"])) == 1 and broken.replace(str(edit["old"]), str(edit["new"])).encode() == files[path]
