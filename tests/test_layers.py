@@ -159,6 +159,7 @@ ORDER = (
     "palestra.backends.torch.pieces",
     "palestra.backends.torch.draw",
     "palestra.backends.torch.packed",
+    "palestra.backends.torch.placement",
     "palestra.backends.torch.sampler",
     "palestra.backends.torch.tree",
     "palestra.backends.torch.head",

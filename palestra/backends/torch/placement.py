@@ -1,0 +1,161 @@
+"""Where the sampler keeps the keys and values of its sessions: which trunk they share, who has room, who waits, and who loses
+what it has when room is short.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from palestra.backends.torch.cache import Cache, Path, Tail, agreement, length, shelf_for
+from palestra.protocols import Sampling
+from palestra.trajectory import Completion
+
+SHARE = 16
+"""Prompts share trunks in whole multiples of so many tokens: fewer different lengths make fewer attention calls."""
+
+WORTH = 512
+"""Behind a trunk, a second one is worth its own attention calls in every later step when it saves computing so many tokens."""
+
+HEADROOM = 0.05
+"""Who comes in leaves this share of the KV tokens free for those under way to grow: it would be evicted soon otherwise."""
+
+
+@dataclass(eq=False)
+class Request:
+    tokens: list[int]
+    sampling: Sampling
+    deliver: Callable[[Completion | Exception], None]
+    written: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
+@dataclass(eq=False)
+class Strand:
+    """A session as the engine sees it."""
+
+    random: random.Random
+    held: list[int] = field(default_factory=list)
+    """The tokens whose keys and values are in the trunks of its path and in its tail."""
+    path: Path | None = None
+    tail: Tail | None = None
+    request: Request | None = None
+
+
+class Placement:
+    """Of all strands that are open, in the order in which they came."""
+
+    def __init__(self, cache: Cache, kv_tokens: int) -> None:
+        self.cache = cache
+        self.kv_tokens = kv_tokens
+        self._strands: dict[int, Strand] = {}
+
+    def add(self, strand: Strand) -> None:
+        self._strands[id(strand)] = strand
+
+    def remove(self, strand: Strand, version: int) -> None:
+        self._forget(strand, version)
+        self._strands.pop(id(strand), None)
+
+    def running(self) -> list[Strand]:
+        """Those with a request."""
+        return [strand for strand in self._strands.values() if strand.request is not None]
+
+    def placed(self, version: int) -> list[Strand]:
+        """Those who can go on. Who has no room waits, and nobody who came later goes in before."""
+        placed, waiting = [], False
+        for strand in self.running():
+            if strand.path is None and waiting:
+                continue
+            if self._place(strand, version):
+                placed.append(strand)
+            else:
+                waiting = True
+        return placed
+
+    def _place(self, strand: Strand, version: int) -> bool:
+        """Give the strand a path, or find that what it holds still fits. False when it has to wait."""
+        request = strand.request
+        assert request is not None
+        if strand.path is not None:
+            if request.written:
+                return True
+            if _keep_prefix(strand, request.tokens):
+                self._make_room(0, version, growing=True)  # for as far as that goes: who is under way is not sent back
+                return True
+            self._forget(strand, version)
+        prompt = request.tokens[:-1]
+        trunk, agreed = self.cache.longest_trunk(prompt, version)
+        if agreed < len(prompt):
+            agreed -= agreed % SHARE
+        path = trunk.path_to(agreed) if trunk is not None else ()
+        self.cache.hold(path)  # before room is made, which drops what nobody holds
+        if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens), version):
+            self.cache.let_go(path, version)
+            return False
+        if len(prompt) - agreed >= SHARE and (not path or self._sharers(prompt) * (len(prompt) - agreed) >= WORTH):
+            longer = self.cache.add_trunk(path, prompt, version).path_to(len(prompt))
+            self.cache.hold(longer)
+            self.cache.let_go(path, version)  # the new trunk holds it
+            path = longer
+        strand.path, strand.held = path, prompt[: length(path)]
+        return True
+
+    def _sharers(self, prompt: Sequence[int]) -> int:
+        """How many others wait with the same prompt."""
+        waiting = [s.request.tokens for s in self._strands.values() if s.request is not None and s.path is None]
+        return sum(tokens[:-1] == prompt for tokens in waiting) - 1
+
+    def _make_room(self, tokens: int, version: int, growing: bool = False) -> bool:
+        """Drop what nobody uses until so many tokens fit. False when those at work must end first.
+
+        A session that waits for a tool keeps what it has: it is evicted for one that is under way and grows, the latest started
+        first, but for a newcomer only when nobody is at work who would ever make room.
+        """
+        limit = self.kv_tokens * (1 if growing else 1 - HEADROOM)
+        while self._committed() + tokens > limit:
+            unused = next((trunk for trunk in self.cache.trunks if trunk.users == 0), None)
+            holders = [s for s in self._strands.values() if s.path is not None]
+            idle = [s for s in holders if s.request is None]
+            if unused is not None:
+                self.cache.drop(unused, version)
+            elif idle and (growing or len(idle) == len(holders)):
+                self._forget(idle[-1], version)
+            else:
+                return not holders
+        return True
+
+    def _committed(self) -> int:
+        """Tokens of trunks, and of the rows that tails have or will need before their present reply ends."""
+        rows = 0
+        for strand in self._strands.values():
+            if strand.path is not None:
+                needed = len(strand.held)
+                if strand.request is not None:
+                    request = strand.request
+                    needed = len(request.tokens) + request.sampling.max_tokens - len(request.written)
+                row = strand.tail.shelf.capacity if strand.tail is not None else 0
+                rows += max(row, shelf_for(needed - length(strand.path)))
+        return rows + sum(trunk.tokens for trunk in self.cache.trunks)
+
+    def _forget(self, strand: Strand, version: int) -> None:
+        if strand.tail is not None:
+            self.cache.release(strand.tail)
+        if strand.path is not None:
+            self.cache.let_go(strand.path, version)
+        strand.path, strand.tail, strand.held = None, None, []
+
+
+def _keep_prefix(strand: Strand, tokens: Sequence[int]) -> bool:
+    """Whether the new tokens begin with all of the path; if so, cut the tail to what still agrees."""
+    assert strand.path is not None
+    held = strand.held
+    agreed = len(held) if held == tokens[: len(held)] else agreement(held, tokens)
+    agreed = min(agreed, len(tokens) - 1)
+    if agreed < length(strand.path):
+        return False
+    if strand.tail is not None:
+        strand.tail.length = agreed - length(strand.path)
+    del held[agreed:]
+    return True
