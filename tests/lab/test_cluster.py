@@ -88,7 +88,7 @@ def test_cancelled_training_gives_way_to_the_next(w1: Workload) -> None:
 def test_a_split_stays_and_loses_no_kv(w1: Workload) -> None:
     async def script(cluster: Cluster) -> None:
         assert cluster.engine.kv_tokens == 5 * 690_000
-        tasks = await live(cluster, 4)
+        tasks = await live(cluster, 60)
         used = cluster.engine.kv_used
         started = now()
         training = asyncio.create_task(cluster.train(30.0))
