@@ -170,7 +170,7 @@ class Elastic:
     """While there is training work, generation keeps the units it needs for the contexts that are left: enough KV for all,
     and steps that take at most `slack` longer than on all units."""
 
-    slack: float = 0.05
+    slack: float = 0.07
 
     def start(self, units: int) -> int:
         return units

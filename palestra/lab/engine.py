@@ -71,7 +71,7 @@ class _Call:
         return self.context.length + self.output
 
 
-HEADROOM = 0.01
+HEADROOM = 0.02
 """When pinned, who comes in leaves this share of KV free for those under way to grow: it would be evicted soon otherwise."""
 
 
