@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palestra.cache import cache_folder
-from palestra.errors import UsageError
+from palestra.errors import Unprepared, UsageError
 
 _SERVERS = ("https://", "http://", "ssh://", "git://", "file://", "git@")
 _SHAPES = (
@@ -55,7 +55,7 @@ def archive(git: Path, commit: str) -> bytes:
         for words in (["read-tree", commit], ["checkout-index", "--all", f"--prefix={files}/"]):
             done = _git(git, [f"--work-tree={files}", *words], index)
             if done.returncode:
-                raise UsageError(f"the mirror {git} cannot be read: {done.stderr.decode(errors='replace').strip()[:300]}")
+                raise Unprepared(f"the mirror {git} cannot be read: {done.stderr.decode(errors='replace').strip()[:300]}")
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as made:
             made.add(files, ".")

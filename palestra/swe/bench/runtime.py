@@ -21,7 +21,7 @@ from palestra.swe.bench.instance import Instance
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _ENVIRONMENT = "/home/agent/env"
-_MADE = 2
+_MADE = 3
 """Counts changes of what is done below, which a snapshot's key would not tell."""
 _FOR_PIP = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT"),
@@ -69,7 +69,8 @@ class Native:
         # tox would look for its own environment; it runs just this. Of locales there is one in every base.
         test = re.sub(r"^tox --current-env \S+ -v --", "python -m pytest -rA", found.test)
         exports = tuple(line.replace("en_US.UTF-8", "C.UTF-8") for line in found.exports)
-        return plan.Script(found.before, tuple(map(_editable, found.install)), exports, test)
+        install = tuple(_with_libraries(_editable(line), instance.repo) for line in found.install)
+        return plan.Script(found.before, install, exports, test)
 
     async def _environment(self, packages: plan.Packages) -> Snapshot:
         key = hashlib.sha256(json.dumps(asdict(packages)).encode()).hexdigest()
@@ -137,6 +138,15 @@ def _editable(line: str) -> str:
     return re.sub(r"^(python -m pip install) \.", r"\1 -e .", line)
 
 
+def _with_libraries(line: str, repo: str) -> str:
+    """Matplotlib's build fetches freetype and qhull from their own servers. Where they cannot be reached, the system's will do,
+    except for tests that compare images of text."""
+    if repo != "matplotlib/matplotlib":
+        return line
+    settings = "printf '[libs]\\nsystem_freetype = true\\nsystem_qhull = true\\n' > /tmp/mplsetup.cfg"
+    return f"{line} || {{ {settings}; MPLSETUPCFG=/tmp/mplsetup.cfg {line}; }}"
+
+
 def _environment_lines(python: interpreters.Interpreter, packages: plan.Packages) -> list[str]:
     pip = "python -m pip install --no-deps --no-warn-script-location"
     lines = [
@@ -150,7 +160,9 @@ def _environment_lines(python: interpreters.Interpreter, packages: plan.Packages
         lines.append(f"{pip} {_words(packages.pins)}")
     if packages.conda:
         wheels = f"{pip} --only-binary :all:"  # what conda compiled may not compile here
-        alone = f"for each in {_words(packages.conda)}; do {wheels} $each || echo $each >> {_ENVIRONMENT}/left-out.txt; done"
+        near = f"{wheels} ${{each/==/~=}}"  # conda compiled releases for Pythons that only a later patch has a wheel for
+        each = f"{wheels} $each || {near} || echo $each >> {_ENVIRONMENT}/left-out.txt"
+        alone = f"for each in {_words(packages.conda)}; do {each}; done"
         lines.append(f"{wheels} {_words(packages.conda)} || {alone}")
     return lines
 

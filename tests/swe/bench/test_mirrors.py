@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from swe.bench.conftest import FILES, git
 
-from palestra.errors import UsageError
+from palestra.errors import Unprepared, UsageError
 from palestra.swe.bench import mirrors as ours
 
 
@@ -56,3 +56,12 @@ def test_what_is_missing_is_named(tmp_path: Path, mirrors: Path) -> None:
         ours.find(str(tmp_path), "maker/abacus")
     with pytest.raises(UsageError, match="has no commit 0000000"):
         ours.archive(ours.find(str(mirrors), "maker/abacus"), "0" * 40)
+
+
+def test_a_file_that_a_mirror_lacks_concerns_its_instance(tmp_path: Path, mirrors: Path, row: Mapping[str, object]) -> None:
+    commit, copy = str(row["base_commit"]), tmp_path / "maker__abacus"
+    shutil.copytree(mirrors / "maker__abacus", copy)
+    blob = git(copy, "rev-parse", f"{commit}:run.sh").strip()
+    (copy / "objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(Unprepared, match=r"cannot be read: .*run\.sh"):
+        ours.archive(copy, commit)

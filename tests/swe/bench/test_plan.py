@@ -20,7 +20,7 @@ def test_packages_are_read_from_what_conda_wrote(issue: Issue) -> None:
         python=PYTHON,
         tools=("setuptools==75.1.0", "wheel==0.44.0"),
         pins=("packaging==24.1", "pluggy==1.5.0", "pytest==8.3.3"),
-        conda=("iniconfig==2.0.0",),
+        conda=("iniconfig==2.0.0", "tabulate==0.8.3", "termcolor==1.1.0"),
     )
     with pytest.raises(TaskError, match=r"maker__abacus-1 has no environment_yml.*runtime = 'image'"):
         plan.packages(replace(issue.instance, environment_yml=""))
@@ -37,6 +37,9 @@ def test_the_script_is_read_and_made_native(issue: Issue) -> None:
     tox = replace(issue.instance, eval_sh=issue.instance.eval_sh.replace("pytest -rA", "tox --current-env -epy39 -v --"))
     assert Native("").test(tox).test == "python -m pytest -rA tests/test_abacus.py"
     assert Image().test(tox).test == "tox --current-env -epy39 -v -- tests/test_abacus.py"
+    [plain, fallback] = Native("").test(replace(issue.instance, repo="matplotlib/matplotlib")).install[0].split(" || ")
+    assert plain in fallback
+    assert "MPLSETUPCFG" in fallback
     with pytest.raises(TaskError, match="eval_sh does not show"):
         plan.script(replace(issue.instance, eval_sh="pytest"))
 

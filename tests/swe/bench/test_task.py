@@ -97,6 +97,16 @@ async def test_an_environment_that_cannot_be_made_is_a_failure_of_its_task(
 
 @needs_bwrap
 @pytest.mark.usefixtures("provider")
+async def test_what_conda_compiled_is_had_as_a_wheel_of_a_later_patch_or_left_out(issue: Issue) -> None:
+    await issue.prepare(Path())
+    async with AsyncExitStack() as stack:
+        bash = (await issue.setup(stack)).workspace.shell.bash
+        assert (await bash("python -c 'import iniconfig, tabulate; print(tabulate.__version__)'")).startswith("0.8.10\n")
+        assert (await bash("cat ~/env/left-out.txt")).startswith("termcolor==1.1.0\n[")
+
+
+@needs_bwrap
+@pytest.mark.usefixtures("provider")
 async def test_an_agent_that_uses_the_tools_settles_an_issue(tmp_path: Path, issue: Issue, renderer: Renderer) -> None:
     """It reproduces, searches, views, edits, tests and finishes; all of it can be read in the ledger."""
     old, new = "return sum(numbers) / len(numbers)", "return sum(numbers) / len(numbers) if numbers else 0"
