@@ -16,7 +16,7 @@ _FOR_THE_SYSTEM = ("apt-get", "wget", "tar ", "mkdir", "QHULL", "echo ", "locale
 """How lines begin that change the official image's system; natively the system is the sandbox's base."""
 _CONDA_NAMES = {"matplotlib-base": "matplotlib", "msgpack-python": "msgpack", "seaborn-base": "seaborn", "dask-core": "dask"}
 """Packages that conda calls otherwise."""
-_CONDA_ONLY = {"python", "python_abi", "numpy-base", "pyqt", "sip", "blas", "importlib_metadata", "typing_extensions"}
+_CONDA_ONLY = {"python", "python-abi", "numpy-base", "pyqt", "sip", "blas"}
 _NO_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 
 
@@ -53,6 +53,7 @@ def packages(instance: Instance) -> Packages:
             pins.append(pinned[1])
         elif conda_made := re.match(r"\s*- ([A-Za-z0-9_.\-]+)=([^=\s]+)=(\S+)\s*$", line):
             name, version, build = conda_made.groups()
+            name = name.replace("_", "-")  # conda has some under both spellings
             if name == "python":
                 python = version
             elif name in ("pip", "setuptools", "wheel"):

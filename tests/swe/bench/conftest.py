@@ -47,7 +47,7 @@ def test_largest():
 HIDDEN = f"{TESTS}\n\ndef test_mean_of_nothing():\n    assert abacus.mean([]) == 0\n"
 SETUP = 'from setuptools import setup\nsetup(name="abacus", version="1.0", packages=["abacus"])\n'
 PYTHON = ".".join(map(str, sys.version_info[:3]))
-# Of the last two the index has no wheel; of tabulate 0.8 it has later ones.
+# Of these tabulate and termcolor the index has no wheel; of tabulate 0.8 it has later ones.
 ENVIRONMENT = f"""name: testbed
 dependencies:
   - libffi=3.4.4=h6a678d5_1
@@ -57,6 +57,8 @@ dependencies:
   - iniconfig=2.0.0=pyhd3eb1b0_0
   - tabulate=0.8.3=py39_0
   - termcolor=1.1.0=py39h06a4308_1
+  - typing-extensions=4.12.2=py39h06a4308_0
+  - typing_extensions=4.12.2=py39h06a4308_0
   - pip:
       - packaging==24.1
       - pluggy==1.5.0

@@ -20,7 +20,7 @@ def test_packages_are_read_from_what_conda_wrote(issue: Issue) -> None:
         python=PYTHON,
         tools=("setuptools==75.1.0", "wheel==0.44.0"),
         pins=("packaging==24.1", "pluggy==1.5.0", "pytest==8.3.3"),
-        conda=("iniconfig==2.0.0", "tabulate==0.8.3", "termcolor==1.1.0"),
+        conda=("iniconfig==2.0.0", "tabulate==0.8.3", "termcolor==1.1.0", "typing-extensions==4.12.2"),
     )
     with pytest.raises(TaskError, match=r"maker__abacus-1 has no environment_yml.*runtime = 'image'"):
         plan.packages(replace(issue.instance, environment_yml=""))
