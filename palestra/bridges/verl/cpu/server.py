@@ -16,6 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from palestra.backends.torch import model
 from palestra.backends.torch.sampler import TorchSampler
+from palestra.errors import InfrastructureError
 from palestra.protocols import Sampling
 
 NAME = "embedded"
@@ -109,7 +110,11 @@ class Adapter(base.BaseRollout):  # type: ignore[misc]  # verl has no types
     ) -> None:
         taken = {name: tensor.detach().clone() for name, tensor in weights}
         scale = peft_config["lora_alpha"] / peft_config["r"] if peft_config else None
-        await ray.get_actor(_server_name(0)).update_weights.remote(taken, global_steps or 0, scale)
+        try:
+            await ray.get_actor(_server_name(0)).update_weights.remote(taken, global_steps or 0, scale)
+        except (ray.exceptions.RayActorError, ValueError) as error:  # the latter when there is no actor of that name any more
+            first = next(iter(str(error).strip().splitlines()), "")
+            raise InfrastructureError(f"verl's rollout server does not answer: {first}") from None
 
 
 def merged(base: dict[str, Tensor], adapter: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
