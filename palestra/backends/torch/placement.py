@@ -47,8 +47,8 @@ class Placement:
     """Of all strands that are open, in the order in which they came."""
 
     def __init__(self, cache: Cache, kv_tokens: int) -> None:
-        self.cache = cache
-        self.kv_tokens = kv_tokens
+        self._cache = cache
+        self._kv_tokens = kv_tokens
         self._strands: dict[int, Strand] = {}
 
     def add(self, strand: Strand) -> None:
@@ -86,18 +86,18 @@ class Placement:
                 return True
             self._forget(strand, version)
         prompt = request.tokens[:-1]
-        trunk, agreed = self.cache.longest_trunk(prompt, version)
+        trunk, agreed = self._cache.longest_trunk(prompt, version)
         if agreed < len(prompt):
             agreed -= agreed % SHARE
         path = trunk.path_to(agreed) if trunk is not None else ()
-        self.cache.hold(path)  # before room is made, which drops what nobody holds
+        self._cache.hold(path)  # before room is made, which drops what nobody holds
         if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens), version):
-            self.cache.let_go(path, version)
+            self._cache.let_go(path, version)
             return False
         if len(prompt) - agreed >= SHARE and (not path or self._sharers(prompt) * (len(prompt) - agreed) >= WORTH):
-            longer = self.cache.add_trunk(path, prompt, version).path_to(len(prompt))
-            self.cache.hold(longer)
-            self.cache.let_go(path, version)  # the new trunk holds it
+            longer = self._cache.add_trunk(path, prompt, version).path_to(len(prompt))
+            self._cache.hold(longer)
+            self._cache.let_go(path, version)  # the new trunk holds it
             path = longer
         strand.path, strand.held = path, prompt[: length(path)]
         return True
@@ -113,13 +113,13 @@ class Placement:
         A session that waits for a tool keeps what it has: it is evicted for one that is under way and grows, the latest started
         first, but for a newcomer only when nobody is at work who would ever make room.
         """
-        limit = self.kv_tokens * (1 if growing else 1 - HEADROOM)
+        limit = self._kv_tokens * (1 if growing else 1 - HEADROOM)
         while self._committed() + tokens > limit:
-            unused = next((trunk for trunk in self.cache.trunks if trunk.users == 0), None)
+            unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
             holders = [s for s in self._strands.values() if s.path is not None]
             idle = [s for s in holders if s.request is None]
             if unused is not None:
-                self.cache.drop(unused, version)
+                self._cache.drop(unused, version)
             elif idle and (growing or len(idle) == len(holders)):
                 self._forget(idle[-1], version)
             else:
@@ -137,13 +137,13 @@ class Placement:
                     needed = len(request.tokens) + request.sampling.max_tokens - len(request.written)
                 row = strand.tail.shelf.capacity if strand.tail is not None else 0
                 rows += max(row, shelf_for(needed - length(strand.path)))
-        return rows + sum(trunk.tokens for trunk in self.cache.trunks)
+        return rows + sum(trunk.tokens for trunk in self._cache.trunks)
 
     def _forget(self, strand: Strand, version: int) -> None:
         if strand.tail is not None:
-            self.cache.release(strand.tail)
+            self._cache.release(strand.tail)
         if strand.path is not None:
-            self.cache.let_go(strand.path, version)
+            self._cache.let_go(strand.path, version)
         strand.path, strand.tail, strand.held = None, None, []
 
 

@@ -26,7 +26,7 @@ from palestra.bridges.verl.scene import RECORD
 from palestra.bridges.verl.settings import settings
 from palestra.bridges.verl.watching import Watch
 from palestra.config import Config, Training, Verl
-from palestra.errors import ConfigError, PalestraError
+from palestra.errors import ConfigError, PalestraError, first_line
 from palestra.report import Reporter
 from palestra.runs import RunFolder, free_name
 from palestra.sandbox.opening import make_provider
@@ -156,7 +156,7 @@ def _explained(error: ray.exceptions.RayError, logs: Path, run: RunFolder) -> Pa
     """One line, and the whole story in a file."""
     (run.path / ERROR).write_text(f"{error}\n\nThe logs of verl's processes: {logs}\n", encoding="utf-8")
     cause = getattr(error, "cause", None) or error
-    first = next(iter(str(cause).strip().splitlines()), "")
+    first = first_line(cause)
     said = first if isinstance(cause, PalestraError) else f"verl's trainer ended: {type(cause).__name__}: {first}"
     return PalestraError(
         f"{said} ({run.path / ERROR} has the whole of it). verl's checkpoints hold {steps_behind(run)} steps; "

@@ -9,7 +9,7 @@ import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from palestra.errors import InfrastructureError
+from palestra.errors import InfrastructureError, first_line
 from palestra.protocols import Capacity, Sampling
 from palestra.rollout import seed_of
 from palestra.trajectory import Completion, FinishReason
@@ -44,9 +44,10 @@ class VerlSession:
         try:
             output = await self._client.generate(self._name, prompt_ids=list(tokens), sampling_params=parameters)
         except ray.exceptions.RayError as error:
-            raise InfrastructureError(f"verl's rollout server does not answer: {_first_line(error)}") from None
+            raised = getattr(error, "cause", None) or error  # what the server itself raised, where it lives
+            raise InfrastructureError(f"verl's rollout server does not answer: {first_line(raised)}") from None
         except RuntimeError as error:  # the load balancer has no server left
-            raise InfrastructureError(f"verl has no rollout server: {_first_line(error)}") from None
+            raise InfrastructureError(f"verl has no rollout server: {first_line(error)}") from None
         return completion(output, sampling)
 
 
@@ -66,8 +67,3 @@ def completion(output: TokenOutput, sampling: Sampling) -> Completion:
     version = output.extra_fields.get("global_steps")
     finish: FinishReason = "stop" if tokens[-1] in sampling.stop_ids else "length"
     return Completion(tokens, logprobs, [0 if version is None else version] * len(tokens), finish)
-
-
-def _first_line(error: BaseException) -> str:
-    error = getattr(error, "cause", None) or error  # what the server itself raised, where it lives
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

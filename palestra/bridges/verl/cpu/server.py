@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from palestra.backends.torch import model
 from palestra.backends.torch.sampler import TorchSampler
-from palestra.errors import InfrastructureError
+from palestra.errors import InfrastructureError, first_line
 from palestra.protocols import Sampling
 
 NAME = "embedded"
@@ -111,10 +111,13 @@ class Adapter(base.BaseRollout):  # type: ignore[misc]  # verl has no types
         taken = {name: tensor.detach().clone() for name, tensor in weights}
         scale = peft_config["lora_alpha"] / peft_config["r"] if peft_config else None
         try:
-            await ray.get_actor(_server_name(0)).update_weights.remote(taken, global_steps or 0, scale)
-        except (ray.exceptions.RayActorError, ValueError) as error:  # the latter when there is no actor of that name any more
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise InfrastructureError(f"verl's rollout server does not answer: {first}") from None
+            server = ray.get_actor(_server_name(0))
+        except ValueError as error:
+            raise InfrastructureError(f"verl's rollout server does not answer: {first_line(error)}") from None
+        try:
+            await server.update_weights.remote(taken, global_steps or 0, scale)
+        except ray.exceptions.RayActorError as error:  # what the server itself raises goes on as it is
+            raise InfrastructureError(f"verl's rollout server does not answer: {first_line(error)}") from None
 
 
 def merged(base: dict[str, Tensor], adapter: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
