@@ -52,7 +52,12 @@ def test_without_knowledge_they_go_by_number() -> None:
 
 
 def test_a_task_whose_reward_took_long_goes_first_and_a_quick_one_last() -> None:
-    assert judge(1, ("quick", 1), ("slow", 9), ("quick", 1), ("new", 5), ("slow", 9)) == ["quick", "slow", "slow", "new", "quick"]
+    order = judge(1, ("quick", 1), ("slow", 9), ("quick", 1), ("slow", 9), ("new", 5))
+    assert order == ["quick", "slow", "slow", "new", "quick"]
+
+
+def test_what_nothing_is_known_of_goes_before_the_usual() -> None:
+    assert judge(1, ("a", 4), ("b", 6), ("usual", 5), ("usual", 5), ("new", 5)) == ["a", "b", "usual", "new", "usual"]
 
 
 def test_one_that_still_lasts_tells_that_its_task_is_slow() -> None:

@@ -1,8 +1,10 @@
 """Rewards take turns: of those that wait, the one that will take longest goes first, or a step would end with a long one that
 began last. How long it takes is learned from attempts at the same task: what theirs took or, while they last, have taken so far.
+A task of which nothing is known yet is taken to be longer than most.
 """
 
 import asyncio
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -10,6 +12,28 @@ from palestra.protocols import StagedRollout
 
 KNOWN = 10_000
 """Tasks whose rewards are remembered, the latest."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """How long some have taken."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.squares += seconds**2
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(max(0.0, self.squares / self.count - self.mean**2)) if self.count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +52,8 @@ class Rewards:
         self._waiting: list[_Waiting] = []
         self._began: dict[Hashable, list[float]] = {}
         """When each one under way began, the earliest first."""
-        self._took: dict[Hashable, float] = {}
-        self._count, self._seconds = 0, 0.0
+        self._took: dict[Hashable, _Times] = {}
+        self._all = _Times()
 
     async def advance(self, rollout: StagedRollout, number: int) -> None:
         """Judge a rollout when its turn has come."""
@@ -73,13 +97,16 @@ class Rewards:
                 first.turn.set_result(None)
 
     def _expected(self, kin: Hashable) -> float:
-        usual = self._seconds / self._count if self._count else 0.0
         began = self._began.get(kin)
         so_far = asyncio.get_running_loop().time() - began[0] if began else 0.0
-        return max(self._took.get(kin, usual), so_far)
+        took = self._took.get(kin)
+        # What nothing is known of may well be long.
+        return max(took.mean if took else self._all.mean + self._all.deviation, so_far)
 
     def _learn(self, kin: Hashable, seconds: float) -> None:
-        self._count, self._seconds = self._count + 1, self._seconds + seconds
-        self._took[kin] = max(seconds, self._took.pop(kin, 0.0))
+        self._all.add(seconds)
+        took = self._took.pop(kin, None) or _Times()
+        took.add(seconds)
+        self._took[kin] = took
         if len(self._took) > KNOWN:
             del self._took[next(iter(self._took))]

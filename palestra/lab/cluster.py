@@ -59,6 +59,8 @@ class Cluster:
         self.coming = 0
         """Runs of this training step that have not opened their context yet: whoever starts a step adds them, a run that
         starts takes itself off."""
+        self.to_come = 0
+        """The same of all steps."""
 
     @property
     def has_training(self) -> bool:
@@ -170,7 +172,7 @@ class Elastic:
     """While there is training work, generation keeps the units it needs for the contexts that are left: enough KV for all,
     and steps that take at most `slack` longer than on all units."""
 
-    slack: float = 0.07
+    slack: float = 0.05
 
     def start(self, units: int) -> int:
         return units
@@ -199,25 +201,27 @@ class Elastic:
 @dataclass(slots=True)
 class Balance:
     """All units generate until complete groups have piled up for the first time. From then on some always train, with one more
-    while a pile is there: training and generation keep pace with each other, and little KV is lost. Towards the end, generation
-    gives away what it no longer needs."""
+    while a pile is there: training and generation keep pace with each other, and little KV is lost. When the last runs of all
+    have begun, all units generate again, and are given away as on-policy: what is left to train then waits for rewards anyway."""
 
     training: int
     pile: int
     begun: bool = False
     joined: bool = False
+    ending: bool = False
 
     def start(self, units: int) -> int:
-        return units - self.training - self.joined if self.begun else units
+        return units - self.training - self.joined if self.begun and not self.ending else units
 
     def generating(self, cluster: Cluster) -> int:
+        if self.ending:
+            return Elastic().generating(cluster)
         if cluster.backlog >= self.pile:
             self.begun = self.joined = True
         elif cluster.backlog == 0:
             self.joined = False
-        units = self.start(cluster.spec.units)
-        left = Elastic().left(cluster, units) if cluster.has_training else units
-        return min(left, cluster.generating) if left < units else units
+        self.ending = cluster.to_come == 0
+        return self.start(cluster.spec.units)
 
 
 def balance(work: workload.Workload, limits: workload.Limits) -> Balance:

@@ -4,6 +4,7 @@ A context keeps its KV while a tool runs, until it leaves or another needs the r
 
 import asyncio
 import bisect
+import heapq
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from palestra.lab import workload
 from palestra.lab.progress import Mark, Progress
 
-Place = tuple[int, int, int]
+Place = tuple[int, bool, int, int]
 """Where a call stands in the queue; the smallest is served first."""
 
 
@@ -89,6 +90,9 @@ class Engine:
         """Resident and not served, the least recently used first."""
         self._queue: list[tuple[Place, _Call]] = []
         self._used = self._idle_tokens = 0
+        self._first: set[Context] = set()
+        """Those that started first, as many as KV holds to their end; when all have left, the next ones."""
+        self._left = self._left_tokens = 0
         self._totals = Totals()
         self.units = units
         self.kv_tokens = spec.kv_tokens * units
@@ -121,6 +125,9 @@ class Engine:
         finally:
             self._advance()
             self._open.remove(context)
+            self._first.discard(context)
+            self._left += 1
+            self._left_tokens += context.length
             self._release(context)
             self._go_on()
             self.on_leaving()
@@ -247,11 +254,14 @@ class Engine:
     # The queue, and room for its head
 
     def _enqueue(self, call: _Call) -> None:
-        """First in, first out; when pinned: those under way, then those that lost their KV, then newcomers, and of each kind
-        the shortest first, since whoever has come least far will be the last to end."""
+        """First in, first out; when pinned: those under way, then those that lost their KV, then newcomers. Of each kind those
+        that started first, then the shortest, since whoever has come least far will be the last to end."""
         context = call.context
-        rank = 0 if context.held else 1 if context.seen else 2
-        call.place = (rank, context.length, call.arrival) if self._pinned else (0, 0, call.arrival)
+        if self._pinned:
+            rank = 0 if context.held else 1 if context.seen else 2
+            call.place = (rank, context not in self._first, context.length, call.arrival)
+        else:
+            call.place = (0, False, 0, call.arrival)
         bisect.insort(self._queue, (call.place, call))
 
     def _dequeue(self, call: _Call) -> None:
@@ -282,14 +292,26 @@ class Engine:
         return False
 
     def _evictable(self, context: Context) -> Iterable[Context]:
-        """Who may lose its KV for this context's next call, the first choice first."""
+        """Who may lose its KV for this context's next call, the first choice first. When pinned: the shortest, which is soon
+        prefilled again, but none of those that started first while there are others, so that some come to their end."""
         others = (other for other in self._idle if other is not context)
         if not self._pinned:
             return others
-        latest_first = sorted(others, key=lambda other: other.order, reverse=True)
+        if not self._first:
+            self._choose_first()
+        choices = sorted(others, key=self._dispensable, reverse=True)
         if not self._served:  # nobody would ever make room
-            return latest_first
-        return [other for other in latest_first if other.order > context.order] if context.held else []
+            return choices
+        own = self._dispensable(context)
+        return [other for other in choices if self._dispensable(other) > own] if context.held else []
+
+    def _dispensable(self, context: Context) -> tuple[bool, int]:
+        return context not in self._first, -context.length
+
+    def _choose_first(self) -> None:
+        usual = self._left_tokens / self._left if self._left else 0.0
+        size = int(self.kv_tokens / usual) if usual else len(self._open)
+        self._first.update(heapq.nsmallest(size, self._open, key=lambda context: context.order))
 
     def _evict(self, context: Context) -> None:
         call = context.call_under_way

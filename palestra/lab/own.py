@@ -111,11 +111,12 @@ async def play(world: World, setup: Setup, seed: int, steps: int | None = None) 
             for group in jobs:
                 yield _make(group, world)
 
-    world.cluster.coming += workload.batch.tasks * workload.batch.samples
+    rollouts = workload.batch.tasks * workload.batch.samples
+    world.cluster.coming, world.cluster.to_come = rollouts, steps * rollouts
     async with aclosing(plan()) as groups, gather(groups, setup.dispatcher(), pace, learner.ended) as gathered:
         await learn(gathered, pace, learner, steps)
     assert learner.stalest <= setup.staleness
-    return world.figures(steps * workload.batch.tasks * workload.batch.samples, limit, learner.dropped)
+    return world.figures(steps * rollouts, limit, learner.dropped)
 
 
 def _make(jobs: list[Job], world: World) -> Make[SimulatedRollout]:

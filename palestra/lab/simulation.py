@@ -91,6 +91,7 @@ class Member:
     async def run(self) -> None:
         cluster = self._world.cluster
         cluster.coming -= 1
+        cluster.to_come -= 1
         try:
             with self._world.logged(self._order, "run"):
                 await self._converse(cluster.engine)
@@ -124,6 +125,7 @@ async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed
     tasks, samples = workload.batch.tasks, workload.batch.samples
     settings = {**cfg, "num_instances": tasks, "num_trajectories": samples}
     limit = 0.0
+    world.cluster.to_come = steps * tasks * samples
     for step in range(steps):
         jobs = workload.draw(seed, step)
         limit += workload.limits(jobs).step

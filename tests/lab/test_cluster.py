@@ -87,6 +87,7 @@ def test_cancelled_training_gives_way_to_the_next(w1: Workload) -> None:
 
 def test_a_split_stays_and_loses_no_kv(w1: Workload) -> None:
     async def script(cluster: Cluster) -> None:
+        cluster.to_come = 1
         assert cluster.engine.kv_tokens == 5 * 690_000
         tasks = await live(cluster, 60)
         used = cluster.engine.kv_used
@@ -109,12 +110,34 @@ def test_training_has_the_units_that_it_keeps_busy(w1: Workload) -> None:
 
 def test_a_unit_joins_training_while_groups_pile_up(w1: Workload) -> None:
     async def script(cluster: Cluster) -> None:
+        cluster.to_come = 1
         for backlog, generating in ((0, 8), (7, 8), (8, 5), (3, 5), (0, 6), (7, 6), (9, 5)):
             cluster.backlog = backlog
             cluster.review()
             assert cluster.generating == generating
 
     play(w1, Balance(2, pile=8), script)
+
+
+def test_the_last_runs_have_all_units_until_they_need_no_more(w1: Workload) -> None:
+    async def script(cluster: Cluster) -> None:
+        cluster.to_come = 1
+        tasks = await live(cluster, 100)
+        training = asyncio.create_task(cluster.train(570.0))
+        await asyncio.sleep(1)
+        assert cluster.generating == 5
+        cluster.to_come = 0
+        cluster.review()
+        assert cluster.generating == 8
+        await end(tasks[:90])
+        assert 0 < cluster.generating < 5
+        await end(tasks[90:])
+        assert cluster.generating == 0
+        await training
+        await cluster.publish()
+        assert cluster.generating == 8
+
+    play(w1, Balance(3, pile=8, begun=True), script)
 
 
 def test_elastic_generation_keeps_what_it_needs(w1: Workload) -> None:

@@ -123,26 +123,50 @@ def test_pinned_a_newcomer_waits_instead() -> None:
     assert done[0] > 1000
 
 
-def test_pinned_an_older_context_grows_at_the_cost_of_the_youngest() -> None:
+async def grow(engine: Engine, order: int, first: int, tool: float, more: int, ends: dict[int, float]) -> None:
+    async with engine.context(order) as context:
+        await context.call(first - 10, 10)
+        await asyncio.sleep(tool)
+        await context.call(more, 10)
+        ends[order] = now()
+
+
+async def busy(engine: Engine) -> None:
+    """Somebody is at work for a while."""
+    async with engine.context(99) as context:
+        await context.call(10, 500)
+
+
+def test_pinned_who_grows_takes_from_the_shortest() -> None:
     ends: dict[int, float] = {}
 
-    async def grow(engine: Engine, order: int, tool: float, tokens: int) -> None:
-        async with engine.context(order) as context:
-            await context.call(2890, 10)
-            await asyncio.sleep(tool)
-            await context.call(tokens, 10)
-            ends[order] = now()
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(
+            busy(engine),
+            grow(engine, 0, 3000, 100, 2000, ends),
+            grow(engine, 1, 2500, 300, 100, ends),
+            grow(engine, 2, 2900, 300, 100, ends),
+        )
+
+    assert play(script, pinned=True).prefilled_again == 2500
+    assert ends[0] < ends[2] < ends[1]  # the shortest was prefilled again
+
+
+def test_pinned_those_that_started_first_are_spared() -> None:
+    ends: dict[int, float] = {}
 
     async def script(engine: Engine) -> None:
-        async def busy() -> None:
-            async with engine.context(9) as context:
-                await context.call(10, 500)
+        async with engine.context(0) as context:  # leaves with 4500 tokens, so KV holds two such contexts to their end
+            await context.call(4490, 10)
+        await asyncio.gather(
+            busy(engine),
+            grow(engine, 1, 2500, 300, 100, ends),
+            grow(engine, 2, 3000, 100, 2000, ends),
+            grow(engine, 3, 2900, 300, 100, ends),
+        )
 
-        await asyncio.gather(busy(), grow(engine, 0, 100, 2000), grow(engine, 1, 300, 100), grow(engine, 2, 300, 100))
-
-    totals = play(script, pinned=True)
-    assert totals.prefilled_again == 2900
-    assert ends[0] < ends[1] < ends[2]  # the last was prefilled again
+    assert play(script, pinned=True).prefilled_again == 2900
+    assert ends[2] < ends[1] < ends[3]
 
 
 def test_evicted_contexts_come_back_before_newcomers() -> None:
