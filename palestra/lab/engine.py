@@ -4,7 +4,6 @@ A context keeps its KV while a tool runs, until it leaves or another needs the r
 
 import asyncio
 import bisect
-import heapq
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -90,8 +89,8 @@ class Engine:
         """Resident and not served, the least recently used first."""
         self._queue: list[tuple[Place, _Call]] = []
         self._used = self._idle_tokens = 0
-        self._first: set[Context] = set()
-        """Those that started first, as many as KV holds to their end; when all have left, the next ones."""
+        self._orders: list[int] = []
+        """Of all that are open, the smallest first."""
         self._left = self._left_tokens = 0
         self._totals = Totals()
         self.units = units
@@ -120,12 +119,13 @@ class Engine:
     async def context(self, order: int) -> AsyncIterator[Context]:
         context = Context(self, order)
         self._open.add(context)
+        bisect.insort(self._orders, order)
         try:
             yield context
         finally:
             self._advance()
             self._open.remove(context)
-            self._first.discard(context)
+            del self._orders[bisect.bisect_left(self._orders, order)]
             self._left += 1
             self._left_tokens += context.length
             self._release(context)
@@ -254,12 +254,12 @@ class Engine:
     # The queue, and room for its head
 
     def _enqueue(self, call: _Call) -> None:
-        """First in, first out; when pinned: those under way, then those that lost their KV, then newcomers. Of each kind those
-        that started first, then the shortest, since whoever has come least far will be the last to end."""
+        """First in, first out; when pinned: those under way (of them, those that started first), then those that lost their KV,
+        then newcomers. Of each kind the shortest first, since whoever has come least far will be the last to end."""
         context = call.context
         if self._pinned:
             rank = 0 if context.held else 1 if context.seen else 2
-            call.place = (rank, context not in self._first, context.length, call.arrival)
+            call.place = (rank, bool(context.held) and not self._started_first(context), context.length, call.arrival)
         else:
             call.place = (0, False, 0, call.arrival)
         bisect.insort(self._queue, (call.place, call))
@@ -297,8 +297,6 @@ class Engine:
         others = (other for other in self._idle if other is not context)
         if not self._pinned:
             return others
-        if not self._first:
-            self._choose_first()
         choices = sorted(others, key=self._dispensable, reverse=True)
         if not self._served:  # nobody would ever make room
             return choices
@@ -306,12 +304,13 @@ class Engine:
         return [other for other in choices if self._dispensable(other) > own] if context.held else []
 
     def _dispensable(self, context: Context) -> tuple[bool, int]:
-        return context not in self._first, -context.length
+        return not self._started_first(context), -context.length
 
-    def _choose_first(self) -> None:
+    def _started_first(self, context: Context) -> bool:
+        """Whether it is among those that started first, as many as KV holds to their end."""
         usual = self._left_tokens / self._left if self._left else 0.0
-        size = int(self.kv_tokens / usual) if usual else len(self._open)
-        self._first.update(heapq.nsmallest(size, self._open, key=lambda context: context.order))
+        size = int(self.kv_tokens / usual) if usual else len(self._orders)
+        return size >= len(self._orders) or context.order < self._orders[size]
 
     def _evict(self, context: Context) -> None:
         call = context.call_under_way
