@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -163,24 +164,36 @@ def _row(entry: Entry, seed: int, figures: Figures, results: dict[tuple[str, int
 
 
 _COLUMNS = {
-    "samples_per_hour": ("samples/h", ".0f"),
-    "vs_bounded_96": ("× bounded 96", ".2f"),
-    "vs_pipeline_96": ("× pipeline 96", ".2f"),
-    "vs_pipeline_288": ("× pipeline 288", ".2f"),
-    "vs_pipeline_best": ("× best pipeline", ".2f"),
-    "of_limit": ("of the limit", ".3f"),
-    "gpu_use": ("GPU use", ".2f"),
-    "reprefill_share": ("prefilled again", ".2f"),
-    "peak_runtimes": ("peak runtimes", ".0f"),
-    "groups_dropped": ("dropped", ".0f"),
+    "samples_per_hour": ("per\nhour", ".0f"),
+    "vs_bounded_96": ("×\n96\nslots", ".2f"),
+    "vs_pipeline_96": ("×\npipe\n96", ".2f"),
+    "vs_pipeline_288": ("×\npipe\n288", ".2f"),
+    "vs_pipeline_best": ("×\nbest\npipe", ".2f"),
+    "of_limit": ("of\nlimit", ".3f"),
+    "gpu_use": ("GPU\nuse", ".2f"),
+    "reprefill_share": ("again", ".2f"),
+    "peak_runtimes": ("peak", ".0f"),
+    "groups_dropped": ("drops", ".0f"),
 }
+_LEGEND = (
+    "per hour: samples; slots: bounded; pipe: the published pipeline; stream_stale: with staleness 1; "
+    "again: prefilled tokens whose KV had been there before; peak: runtimes at once; drops: groups dropped"
+)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The mean over seeds of each schedule."""
-    table = Table("schedule", "staleness", *(Column(title, justify="right") for title, _ in _COLUMNS.values()))
+    """The mean over seeds of each schedule. It fits a terminal of 80 columns."""
+    columns = (Column(title, justify="right", no_wrap=True) for title, _ in _COLUMNS.values())
+    table = Table(
+        Column("schedule", overflow="fold", min_width=13),
+        *columns,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        caption=_LEGEND,
+    )
     for name in dict.fromkeys(row["schedule"] for row in rows):
         mine = [row for row in rows if row["schedule"] == name]
         cells = (format(fmean(row[key] for row in mine), form) for key, (_, form) in _COLUMNS.items())
-        table.add_row(name, str(mine[0]["staleness"]), *cells)
+        table.add_row(name, *cells)
     return table
