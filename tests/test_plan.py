@@ -153,7 +153,7 @@ async def test_the_replay_takes_as_long_as_the_run(runs: Runs, dispatch: dict[st
     left = await asyncio.to_thread(replay, model, recording.config.dispatch, recording.training.staleness, nothing)
     pieces = [piece for group in model.groups for job in group.jobs for piece in job.run or ()]
     # Only what lies between calls and tools is left; how long that is, is the machine's affair.
-    assert left <= sum(piece.work.wait for piece in pieces if piece.what not in ("sample", "tool")) + 1e-3
+    assert left <= sum(piece.work.wait for piece in pieces if piece.what == "rest") + 1e-3
 
 
 async def test_what_free_inits_would_save(runs: Runs) -> None:

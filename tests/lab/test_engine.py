@@ -94,6 +94,12 @@ async def newcomer(engine: Engine, order: int, tokens: int, start: float, starts
         starts.append(now())
 
 
+async def busy(engine: Engine, tokens: int) -> None:
+    """Somebody is at work meanwhile, and will make room."""
+    async with engine.context(99) as context:
+        await context.call(10, tokens)
+
+
 def test_without_room_the_least_recently_used_is_evicted() -> None:
     done: list[float] = []
 
@@ -110,12 +116,11 @@ def test_pinned_a_newcomer_waits_instead() -> None:
     done: list[float] = []
 
     async def script(engine: Engine) -> None:
-        async def busy() -> None:  # somebody is at work all the time, and will make room
-            async with engine.context(3) as context:
-                await context.call(10, 900)
-
         await asyncio.gather(
-            busy(), waiting(engine, 0, 4000, 1000), waiting(engine, 1, 4500, 1000), newcomer(engine, 2, 3000, 500, done)
+            busy(engine, 900),
+            waiting(engine, 0, 4000, 1000),
+            waiting(engine, 1, 4500, 1000),
+            newcomer(engine, 2, 3000, 500, done),
         )
 
     totals = play(script, pinned=True)
@@ -131,18 +136,12 @@ async def grow(engine: Engine, order: int, first: int, tool: float, more: int, e
         ends[order] = now()
 
 
-async def busy(engine: Engine) -> None:
-    """Somebody is at work for a while."""
-    async with engine.context(99) as context:
-        await context.call(10, 500)
-
-
 def test_pinned_who_grows_takes_from_the_shortest() -> None:
     ends: dict[int, float] = {}
 
     async def script(engine: Engine) -> None:
         await asyncio.gather(
-            busy(engine),
+            busy(engine, 500),
             grow(engine, 0, 3000, 100, 2000, ends),
             grow(engine, 1, 2500, 300, 100, ends),
             grow(engine, 2, 2900, 300, 100, ends),
@@ -159,7 +158,7 @@ def test_pinned_those_that_started_first_are_spared() -> None:
         async with engine.context(0) as context:  # leaves with 4500 tokens, so KV holds two such contexts to their end
             await context.call(4490, 10)
         await asyncio.gather(
-            busy(engine),
+            busy(engine, 500),
             grow(engine, 1, 2500, 300, 100, ends),
             grow(engine, 2, 3000, 100, 2000, ends),
             grow(engine, 3, 2900, 300, 100, ends),
