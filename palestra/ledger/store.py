@@ -63,12 +63,14 @@ class Store:
         with ExitStack() as opened:
             if not read_only:
                 opened.enter_context(_lock(path))
+                if not path.exists():
+                    _create(path)
             self._connection = opened.enter_context(closing(_connect(path, read_only)))
-            fresh = _is_fresh(self._connection, path)
-            if fresh and read_only:
-                raise StorageError(f"{path} is no ledger: it is empty")
+            _check(self._connection, path)
             if not read_only:
-                self._prepare(fresh)
+                with self._explained("write"):
+                    self._connection.execute("PRAGMA journal_mode = WAL")
+                    self._connection.execute("PRAGMA foreign_keys = ON")
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -104,15 +106,6 @@ class Store:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _prepare(self, fresh: bool) -> None:
-        with self._explained("write"):
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA foreign_keys = ON")
-        if fresh:
-            with self.transaction(durable=True) as db:
-                for statement in SCHEMA:
-                    db.execute(statement)
-
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
         try:
@@ -144,8 +137,26 @@ def _lock(path: Path) -> FileIO:
         return lock
 
 
+def _create(path: Path) -> None:
+    """The file comes into being whole: who looks at the run meanwhile finds no ledger or one that can be read."""
+    partial = path.with_name(path.name + ".new")
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        for statement in SCHEMA:
+            made.execute(statement)
+        image = made.serialize()
+    try:
+        with partial.open("wb") as file:
+            file.write(image)
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_name(path.name + "-wal").unlink(missing_ok=True)  # of a ledger that was deleted: it would be taken for ours
+        partial.rename(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be made: {error.strerror}") from error
+
+
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    mode = "mode=rwc"
+    mode = "mode=rw"
     if read_only:
         # A reader makes the WAL's index where there is none, which a read-only disk forbids; without a WAL it needs none.
         sealed = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
@@ -156,12 +167,12 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         raise StorageError(f"{path} cannot be opened: {error}") from error
 
 
-def _is_fresh(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is still empty. Anything else that is no ledger of this version is refused, untouched."""
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Whatever is no ledger of this version is refused, untouched."""
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
-            return True
+            raise StorageError(f"{path} is no ledger: it is empty")
         if not {"meta", "steps", "trajectories", "segments"} <= tables:
             raise StorageError(f"{path} is no ledger: it is another program's database")
         (version,) = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
@@ -171,4 +182,3 @@ def _is_fresh(connection: sqlite3.Connection, path: Path) -> bool:
         raise StorageError(f"{path} is no ledger: {error}") from error
     if version != str(VERSION):
         raise StorageError(f"{path} has ledger schema {version}; this version of Palestra reads schema {VERSION}")
-    return False
