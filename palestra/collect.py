@@ -32,7 +32,8 @@ class Recalled:
     expected_tokens = 0
 
     def __init__(self, key: Key, trajectory: Trajectory) -> None:
-        self.key, self.trajectory, self.kin = key, trajectory, key.task_id
+        self.key, self.trajectory = key, trajectory
+        self.kin, self.group = key.task_id, (key.phase, key.step, key.task_id)
 
     async def may_run(self) -> bool:
         return True

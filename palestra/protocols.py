@@ -136,6 +136,10 @@ class StagedRollout(Protocol):
         """Attempts at the same task have the same: what they cost is alike."""
 
     @property
+    def group(self) -> Hashable:
+        """Rollouts that are of use only together have the same."""
+
+    @property
     def expected_tokens(self) -> int:
         """What its run may come to hold in the sampler."""
 

@@ -48,6 +48,7 @@ class Fake:
     next: Stage | None = "init"
     rest: float = 0.0
     kin: int = 0
+    group: int = 0
     expected_tokens: int = 0
 
     def __post_init__(self) -> None:

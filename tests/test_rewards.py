@@ -16,6 +16,7 @@ class Judged:
     kin: Hashable
     seconds: float
     log: list[Hashable]
+    group: Hashable = None
     next: Stage | None = "reward"
     rest: float = 0.0
     expected_tokens: int = 0
@@ -63,6 +64,34 @@ def test_what_nothing_is_known_of_goes_before_the_usual() -> None:
 def test_one_that_still_lasts_tells_that_its_task_is_slow() -> None:
     order = judge(2, ("slow", 100), ("quick", 1), ("quick", 1), ("new", 1), ("slow", 100))
     assert order == ["slow", "quick", "quick", "slow", "new"]
+
+
+async def begin(*judged: Judged) -> None:
+    """All at once, one after the other."""
+    rewards = Rewards(1)
+    async with asyncio.TaskGroup() as tasks:
+        for number, each in enumerate(judged):
+            tasks.create_task(rewards.advance(each, number))
+
+
+def test_between_rewards_that_are_alike_the_group_goes_first_that_is_closer_to_complete() -> None:
+    log: list[Hashable] = []
+    clock.run(begin(*(Judged(group, 5, log, group) for group in "abab")))
+    assert log == ["a", "a", "b", "b"]
+
+
+def test_a_group_of_an_earlier_step_counts_for_nothing() -> None:
+    log: list[Hashable] = []
+    tasks_and_groups = [("old", "0 old"), ("old", "0 old"), ("new", "1 new"), ("old", "1 old"), ("new", "1 new")]
+    clock.run(begin(*(Judged(task, 5, log, group) for task, group in tasks_and_groups)))
+    assert log == ["old", "old", "new", "new", "old"]
+
+
+def test_one_that_takes_much_longer_goes_before_a_group_that_is_closer_to_complete() -> None:
+    log: list[Hashable] = []
+    slow, quick = Judged("slow", 50, log, "a step before"), [Judged("quick", 5, log, "quick") for _ in range(3)]
+    clock.run(begin(slow, *quick, Judged("slow", 50, log, "slow")))
+    assert log == ["slow", "quick", "slow", "quick", "quick"]
 
 
 @pytest.mark.parametrize("after", range(4))

@@ -1,17 +1,24 @@
 """Rewards take turns: of those that wait, the one that will take longest goes first, or a step would end with a long one that
 began last. How long it takes is learned from attempts at the same task: what theirs took or, while they last, have taken so far.
-A task of which nothing is known yet is taken to be longer than most.
+A task of which nothing is known yet is taken to be longer than most. Between rewards that are alike, the group goes first of
+which most are judged already: only a complete one can be trained on.
 """
 
 import asyncio
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from palestra.protocols import StagedRollout
 
+V = TypeVar("V")
+
 KNOWN = 10_000
-"""Tasks whose rewards are remembered, the latest."""
+"""Tasks and groups whose rewards are remembered, the latest."""
+
+CLOSER = 1 / 8
+"""How much sooner a reward is due for each of its group that has begun before it, in usual rewards."""
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    kin: Hashable
+    rollout: StagedRollout
     number: int
     turn: asyncio.Future[None]
 
@@ -54,13 +61,16 @@ class Rewards:
         """When each one under way began, the earliest first."""
         self._took: dict[Hashable, _Times] = {}
         self._all = _Times()
+        self._of_group: dict[Hashable, int] = {}
+        """How many of a group have begun, those that have ended too."""
 
     async def advance(self, rollout: StagedRollout, number: int) -> None:
         """Judge a rollout when its turn has come."""
-        await self._enter(rollout.kin, number)
+        await self._enter(rollout, number)
         clock = asyncio.get_running_loop().time
         began = clock()
         self._began.setdefault(rollout.kin, []).append(began)
+        _renew(self._of_group, rollout.group, self._of_group.get(rollout.group, 0) + 1)
         try:
             await rollout.advance()
             self._learn(rollout.kin, clock() - began)
@@ -71,12 +81,12 @@ class Rewards:
             self._inside -= 1
             self._admit()
 
-    async def _enter(self, kin: Hashable, number: int) -> None:
+    async def _enter(self, rollout: StagedRollout, number: int) -> None:
         if not self._waiting and self._inside < self.size:
             self._inside += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(kin, number, turn)
+        waiting = _Waiting(rollout, number, turn)
         self._waiting.append(waiting)
         try:
             await turn
@@ -90,11 +100,14 @@ class Rewards:
 
     def _admit(self) -> None:
         while self._waiting and self._inside < self.size:
-            first = min(self._waiting, key=lambda each: (-self._expected(each.kin), each.number))
+            first = min(self._waiting, key=lambda each: (-self._urgency(each.rollout), each.number))
             self._waiting.remove(first)
             if not first.turn.done():  # else it was cancelled just now
                 self._inside += 1
                 first.turn.set_result(None)
+
+    def _urgency(self, rollout: StagedRollout) -> float:
+        return self._expected(rollout.kin) + CLOSER * self._all.mean * self._of_group.get(rollout.group, 0)
 
     def _expected(self, kin: Hashable) -> float:
         began = self._began.get(kin)
@@ -105,8 +118,14 @@ class Rewards:
 
     def _learn(self, kin: Hashable, seconds: float) -> None:
         self._all.add(seconds)
-        took = self._took.pop(kin, None) or _Times()
+        took = self._took.get(kin) or _Times()
         took.add(seconds)
-        self._took[kin] = took
-        if len(self._took) > KNOWN:
-            del self._took[next(iter(self._took))]
+        _renew(self._took, kin, took)
+
+
+def _renew(known: dict[Hashable, V], key: Hashable, value: V) -> None:
+    """Keep it as the latest, and forget the one that is longest ago where there are too many."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > KNOWN:
+        del known[next(iter(known))]

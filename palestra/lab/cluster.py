@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from palestra.lab import workload
-from palestra.lab.engine import Engine
+from palestra.lab.engine import Engine, First
 from palestra.lab.progress import Progress
 
 
@@ -36,7 +36,7 @@ class Policy(Protocol):
 
 
 class Cluster:
-    def __init__(self, spec: workload.Engine, publish_seconds: float, policy: Policy, pinned: bool) -> None:
+    def __init__(self, spec: workload.Engine, publish_seconds: float, policy: Policy, first: First) -> None:
         self.spec = spec
         self._publish_seconds = publish_seconds
         self._policy = policy
@@ -50,7 +50,7 @@ class Cluster:
         self._publishing = False
         self._training_seconds = self._publishing_seconds = 0.0
         self.generating = policy.start(spec.units)
-        self.engine = Engine(spec, self.generating, pinned)
+        self.engine = Engine(spec, self.generating, first)
         self.engine.on_leaving = self.review
         self.trained: list[tuple[float, float]] = []
         """From when to when units trained."""

@@ -8,11 +8,17 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from palestra.lab import workload
 from palestra.lab.progress import Mark, Progress
 
-Place = tuple[int, bool, int, int]
+First = Literal["arrived", "shortest", "oldest"]
+"""Whose call goes first while KV is short. "arrived": whose came first, and it takes KV from contexts that wait for a tool.
+With the others those are pinned: they keep their KV, and their calls go before those of contexts that have none. Of each kind the
+shortest goes first, which has come least far and would be the last to end; or the oldest, where nobody waits for the last."""
+
+Place = tuple[bool, bool, int, int]
 """Where a call stands in the queue; the smallest is served first."""
 
 
@@ -76,10 +82,10 @@ HEADROOM = 0.02
 
 
 class Engine:
-    def __init__(self, spec: workload.Engine, units: int, pinned: bool) -> None:
-        """Pinned: a context that is not resident waits for room, and does not take it from one that waits for its tool."""
+    def __init__(self, spec: workload.Engine, units: int, first: First) -> None:
         self._spec = spec
-        self._pinned = pinned
+        self._first = first
+        self._pinned = first != "arrived"
         self._paused = False
         self._steps: Progress[_Call] = Progress(self._wake)
         self._decoding = self._prefilling = self._arrivals = 0
@@ -254,14 +260,14 @@ class Engine:
     # The queue, and room for its head
 
     def _enqueue(self, call: _Call) -> None:
-        """First in, first out; when pinned: those under way (of them, those that started first), then those that lost their KV,
-        then newcomers. Of each kind the shortest first, since whoever has come least far will be the last to end."""
-        context = call.context
-        if self._pinned:
-            rank = 0 if context.held else 1 if context.seen else 2
-            call.place = (rank, bool(context.held) and not self._started_first(context), context.length, call.arrival)
-        else:
-            call.place = (0, False, 0, call.arrival)
+        context, held = call.context, bool(call.context.held)
+        match self._first:
+            case "arrived":
+                call.place = (False, False, 0, call.arrival)
+            case "shortest":
+                call.place = (not held, held and not self._started_first(context), context.length, call.arrival)
+            case "oldest":
+                call.place = (not held, held and not self._started_first(context), context.order, call.arrival)
         bisect.insort(self._queue, (call.place, call))
 
     def _dequeue(self, call: _Call) -> None:

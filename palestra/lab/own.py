@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from palestra.gather import Gathered, Make, MayRun, gather, learn
 from palestra.lab import clock
 from palestra.lab.cluster import Policy
+from palestra.lab.engine import First
 from palestra.lab.simulation import Figures, Member, World
 from palestra.lab.workload import Job, Workload
 from palestra.pace import Pace
@@ -20,11 +21,12 @@ _AFTER: dict[Stage, Stage | None] = {"init": "run", "run": "reward", "reward": N
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run a workload: a dispatcher, how far rollouts may run ahead, and which units train when."""
+    """One way to run a workload: a dispatcher, which units train when, how far rollouts may run ahead, and who goes first."""
 
     dispatcher: Callable[[], Dispatcher]
     policy: Callable[[], Policy]
     staleness: int = 0
+    first: First = "shortest"
 
 
 class SimulatedRollout:
@@ -90,7 +92,7 @@ class SimulatedLearner:
 
 def simulate_own(workload: Workload, setup: Setup, seed: int, steps: int | None = None) -> Figures:
     async def figures() -> Figures:
-        return await play(World(workload, setup.policy(), pinned=True), setup, seed, steps)
+        return await play(World(workload, setup.policy(), setup.first), setup, seed, steps)
 
     return clock.run(figures())
 

@@ -59,9 +59,9 @@ class _Rollout:
 
     rest = 0.0
 
-    def __init__(self, job: Job, kin: int, machine: Machine, expected_tokens: int, times: Times, may_run: MayRun) -> None:
+    def __init__(self, job: Job, group: int, machine: Machine, expected_tokens: int, times: Times, may_run: MayRun) -> None:
         self.next: Stage | None = "init"
-        self.kin = kin
+        self.kin = self.group = group
         self.expected_tokens = expected_tokens
         self._job, self._machine, self._times, self._may_run = job, machine, times, may_run
 

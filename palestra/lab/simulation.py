@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from palestra.lab import clock
 from palestra.lab.cluster import Cluster, Policy, Together
-from palestra.lab.engine import Engine
+from palestra.lab.engine import Engine, First
 from palestra.lab.pool import Pool
 from palestra.lab.published import Schedule, Settings
 from palestra.lab.workload import Job, Workload
@@ -32,12 +32,12 @@ class Figures:
 class World:
     """All that trajectories share. To be made inside the event loop."""
 
-    def __init__(self, workload: Workload, policy: Policy, pinned: bool) -> None:
+    def __init__(self, workload: Workload, policy: Policy, first: First) -> None:
         self.workload = workload
         self._loop = asyncio.get_running_loop()
         self.init = Pool(workload.init.capacity)
         self.reward = Pool(workload.reward.capacity)
-        self.cluster = Cluster(workload.engine, workload.training.publish_seconds, policy, pinned)
+        self.cluster = Cluster(workload.engine, workload.training.publish_seconds, policy, first)
         self.runtimes = 0
         self.peak_runtimes = 0
         self.log: list[tuple[int, str, float, float]] = []
@@ -121,7 +121,7 @@ def simulate_published(workload: Workload, schedule: Schedule, cfg: Settings, se
 
 
 async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed: int, steps: int) -> Figures:
-    world = World(workload, Together(), pinned=False)
+    world = World(workload, Together(), "arrived")
     tasks, samples = workload.batch.tasks, workload.batch.samples
     settings = {**cfg, "num_instances": tasks, "num_trajectories": samples}
     limit = 0.0

@@ -8,9 +8,9 @@ from palestra.lab.cluster import Balance, Cluster, Elastic, Policy, Together, ba
 from palestra.lab.workload import Workload
 
 
-def play(workload: Workload, policy: Policy, script: Callable[[Cluster], Awaitable[None]], pinned: bool = True) -> None:
+def play(workload: Workload, policy: Policy, script: Callable[[Cluster], Awaitable[None]]) -> None:
     async def main() -> None:
-        await script(Cluster(workload.engine, workload.training.publish_seconds, policy, pinned))
+        await script(Cluster(workload.engine, workload.training.publish_seconds, policy, "shortest"))
 
     clock.run(main())
 

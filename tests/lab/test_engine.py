@@ -1,13 +1,14 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.lab import clock, workload
-from palestra.lab.engine import Context, Engine, Totals
+from palestra.lab.engine import Context, Engine, First, Totals
 
 
 def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
@@ -23,9 +24,11 @@ def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
     )
 
 
-def play(script: Callable[[Engine], Awaitable[None]], pinned: bool = False, kv_tokens: int = 10_000, units: int = 1) -> Totals:
+def play(
+    script: Callable[[Engine], Awaitable[None]], first: First = "arrived", kv_tokens: int = 10_000, units: int = 1
+) -> Totals:
     async def main() -> Totals:
-        engine = Engine(spec(kv_tokens, units), units, pinned)
+        engine = Engine(spec(kv_tokens, units), units, first)
         await script(engine)
         assert (engine.kv_used, engine.contexts) == (0, 0)
         return engine.totals()
@@ -123,7 +126,7 @@ def test_pinned_a_newcomer_waits_instead() -> None:
             newcomer(engine, 2, 3000, 500, done),
         )
 
-    totals = play(script, pinned=True)
+    totals = play(script, first="shortest")
     assert totals.prefilled_again == 0
     assert done[0] > 1000
 
@@ -147,7 +150,7 @@ def test_pinned_who_grows_takes_from_the_shortest() -> None:
             grow(engine, 2, 2900, 300, 100, ends),
         )
 
-    assert play(script, pinned=True).prefilled_again == 2500
+    assert play(script, first="shortest").prefilled_again == 2500
     assert ends[0] < ends[2] < ends[1]  # the shortest was prefilled again
 
 
@@ -164,40 +167,41 @@ def test_pinned_those_that_started_first_are_spared() -> None:
             grow(engine, 3, 2900, 300, 100, ends),
         )
 
-    assert play(script, pinned=True).prefilled_again == 2900
+    assert play(script, first="shortest").prefilled_again == 2900
     assert ends[2] < ends[1] < ends[3]
 
 
-def test_evicted_contexts_come_back_before_newcomers() -> None:
-    done: list[tuple[int, float]] = []
+@pytest.mark.parametrize(("first", "order"), [("arrived", [2, 0, 1]), ("shortest", [1, 2, 0]), ("oldest", [0, 1, 2])])
+def test_who_goes_first_of_those_without_kv(first: First, order: list[int]) -> None:
+    served: list[int] = []
 
-    async def evicted(engine: Engine, leave: asyncio.Event) -> None:
-        async with engine.context(5) as context:
-            await context.call(5990, 10)
-            engine.resize(1, 4000)
-            engine.resize(1, 10_000)
-            leave.set()
-            await asyncio.sleep(100)
-            await context.call(10, 10)
-            done.append((5, now()))
+    async def come(engine: Engine, order: int, tokens: int, start: float) -> None:
+        await asyncio.sleep(start)
+        async with engine.context(order) as context:
+            await context.call(tokens - 10, 10)
+            served.append(order)
 
     async def script(engine: Engine) -> None:
-        async def full(gone: asyncio.Event) -> None:
-            await gone.wait()
-            async with engine.context(0) as context:
-                await context.call(7990, 500)
+        await asyncio.gather(busy(engine, 4000), come(engine, 2, 4000, 1), come(engine, 0, 4500, 2), come(engine, 1, 3500, 3))
 
-        async def later() -> None:
-            await asyncio.sleep(50)
-            async with engine.context(1) as context:
-                await context.call(6000, 10)
-                done.append((1, now()))
+    play(script, first, kv_tokens=5000)
+    assert served == order
 
-        gone = asyncio.Event()
-        await asyncio.gather(evicted(engine, gone), full(gone), later())
 
-    play(script, pinned=True)
-    assert [order for order, _ in done] == [5, 1]
+@pytest.mark.parametrize("first", ["shortest", "oldest"])
+def test_pinned_who_has_kv_goes_before_who_has_none(first: First) -> None:
+    ends: dict[int, float] = {}
+    done: list[float] = []
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(
+            busy(engine, 5500),
+            grow(engine, 1, 4000, 200, 20, ends),
+            newcomer(engine, 0, 3000, 100, done),
+        )
+
+    play(script, first)
+    assert ends[1] < done[0] < 300  # it makes room for the newcomer by leaving
 
 
 def test_with_nothing_at_work_even_pinned_contexts_give_way() -> None:
@@ -206,7 +210,7 @@ def test_with_nothing_at_work_even_pinned_contexts_give_way() -> None:
     async def script(engine: Engine) -> None:
         await asyncio.gather(waiting(engine, 0, 8000, 1e6), newcomer(engine, 1, 3000, 500, done))
 
-    assert play(script, pinned=True).prefilled_again == 8000
+    assert play(script, first="shortest").prefilled_again == 8000
     assert done[0] < 1000
 
 
@@ -287,8 +291,13 @@ def test_a_pause_only_takes_time() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), pinned=st.booleans(), contexts=st.integers(1, 25), kv=st.sampled_from([4000, 5000, 9000]))
-def test_all_are_served_and_kv_is_never_exceeded(seed: int, pinned: bool, contexts: int, kv: int) -> None:
+@given(
+    seed=st.integers(0, 2**32),
+    first=st.sampled_from(get_args(First)),
+    contexts=st.integers(1, 25),
+    kv=st.sampled_from([4000, 5000, 9000]),
+)
+def test_all_are_served_and_kv_is_never_exceeded(seed: int, first: First, contexts: int, kv: int) -> None:
     draw = random.Random(seed)
     decoded = 0
 
@@ -316,12 +325,12 @@ def test_all_are_served_and_kv_is_never_exceeded(seed: int, pinned: bool, contex
             asyncio.get_running_loop().call_at(at, engine.resize, units, units * kv)
         await asyncio.gather(*tasks)
 
-    assert play(script, pinned, kv, units=3).decoded == decoded
+    assert play(script, first, kv, units=3).decoded == decoded
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), pinned=st.booleans())
-def test_cancelling_leaves_nothing_behind(seed: int, pinned: bool) -> None:
+@given(seed=st.integers(0, 2**32), first=st.sampled_from(get_args(First)))
+def test_cancelling_leaves_nothing_behind(seed: int, first: First) -> None:
     draw = random.Random(seed)
 
     async def one(engine: Engine, order: int) -> None:
@@ -338,4 +347,4 @@ def test_cancelling_leaves_nothing_behind(seed: int, pinned: bool) -> None:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError)
 
-    play(script, pinned, kv_tokens=4000)
+    play(script, first, kv_tokens=4000)
