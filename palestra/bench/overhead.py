@@ -20,13 +20,14 @@ AT_ONCE = 128
 class _Nothing:
     """A rollout with a runtime in which nothing happens."""
 
-    __slots__ = ("_runtime", "next")
+    __slots__ = ("_runtime", "group", "next")
 
     rest = 0.0
     kin = 0
     expected_tokens = 1
 
-    def __init__(self) -> None:
+    def __init__(self, group: int) -> None:
+        self.group = group
         self.next: Stage | None = "init"
         self._runtime: AsyncExitStack | None = None
 
@@ -52,8 +53,8 @@ class _Nothing:
 
 
 async def _source() -> AsyncIterator[_Nothing]:
-    for _ in range(ROLLOUTS):
-        yield _Nothing()
+    for number in range(ROLLOUTS):
+        yield _Nothing(group=number // 8)
 
 
 async def _dispatched() -> None:

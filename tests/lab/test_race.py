@@ -1,4 +1,4 @@
-"""The race of `palestra bench dispatch`, on a workload that is small enough for a test."""
+"""The race of `palestra bench dispatch`, on a workload that is small enough for a test, and its account of overhead."""
 
 import io
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from palestra.bench import overhead
 from palestra.bench.dispatch import bench_dispatch
 from palestra.errors import UsageError
 from palestra.lab.workload import FOLDER
@@ -71,3 +72,13 @@ def test_every_schedule_has_a_row_for_each_seed_and_the_table_fits_80_columns(sm
 def test_a_dispatcher_that_is_not_there_is_named_before_anything_runs(small: str, where: str) -> None:
     with pytest.raises(UsageError, match=f"--dispatcher {where}: write FILE:function"):
         bench_dispatch(Console(file=io.StringIO()), small, [0], where)
+
+
+def test_overhead_is_told_as_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "ROLLOUTS", 500)
+    console = Console(file=io.StringIO(), width=120)
+    figures = overhead.bench_overhead(console)
+    assert figures["time_ratio"] == figures["stream"]["cpu_seconds"] / figures["bare"]["cpu_seconds"] > 0
+    assert figures["memory_ratio"] == figures["stream"]["peak_bytes"] / figures["bare"]["peak_bytes"] > 0
+    assert isinstance(console.file, io.StringIO)
+    assert f"time {figures['time_ratio']:.2f}×" in console.file.getvalue()
