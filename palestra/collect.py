@@ -33,7 +33,7 @@ class Recalled:
 
     def __init__(self, key: Key, trajectory: Trajectory) -> None:
         self.key, self.trajectory = key, trajectory
-        self.kin, self.group = key.task_id, (key.phase, key.step, key.task_id)
+        self.kin, self.group = key.task_id, key.group
 
     async def may_run(self) -> bool:
         return True

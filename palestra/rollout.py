@@ -80,7 +80,7 @@ class Rollout:
         self.trajectory = Trajectory(task.id, key.index)
         self.next: Stage | None = "init"
         self.rest = 0.0
-        self.kin, self.group = task.id, (key.phase, key.step, key.task_id)
+        self.kin, self.group = task.id, key.group
         self.expected_tokens = expected_tokens
         self._open_policy, self._limits, self._seed, self._watch = open_policy, limits, seed, watch
         self._patience, self._may_run, self._hints, self._open_tools = patience, may_run, hints, open_tools

@@ -25,6 +25,11 @@ class Key:
     task_id: str
     index: int
 
+    @property
+    def group(self) -> tuple[Phase, int, str]:
+        """The same for all attempts at its task in this round."""
+        return self.phase, self.step, self.task_id
+
 
 FinishReason = Literal["stop", "length"]
 """Why a completion ended: the model wrote a stop token, or it was cut at the limit."""

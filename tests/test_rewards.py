@@ -37,15 +37,18 @@ class Judged:
 def judge(size: int, *kin_and_seconds: tuple[str, float]) -> list[Hashable]:
     """In which order rewards begin that all come at once."""
     log: list[Hashable] = []
-
-    async def all_of_them() -> None:
-        rewards = Rewards(size)
-        async with asyncio.TaskGroup() as group:
-            for number, (kin, seconds) in enumerate(kin_and_seconds):
-                group.create_task(rewards.advance(Judged(kin, seconds, log), number))
-
-    clock.run(all_of_them())
+    judge_all(size, *(Judged(kin, seconds, log) for kin, seconds in kin_and_seconds))
     return log
+
+
+def judge_all(size: int, *judged: Judged) -> None:
+    async def at_once() -> None:
+        rewards = Rewards(size)
+        async with asyncio.TaskGroup() as tasks:
+            for number, each in enumerate(judged):
+                tasks.create_task(rewards.advance(each, number))
+
+    clock.run(at_once())
 
 
 def test_without_knowledge_they_go_by_number() -> None:
@@ -66,31 +69,23 @@ def test_one_that_still_lasts_tells_that_its_task_is_slow() -> None:
     assert order == ["slow", "quick", "quick", "slow", "new"]
 
 
-async def begin(*judged: Judged) -> None:
-    """All at once, one after the other."""
-    rewards = Rewards(1)
-    async with asyncio.TaskGroup() as tasks:
-        for number, each in enumerate(judged):
-            tasks.create_task(rewards.advance(each, number))
-
-
 def test_between_rewards_that_are_alike_the_group_goes_first_that_is_closer_to_complete() -> None:
     log: list[Hashable] = []
-    clock.run(begin(*(Judged(group, 5, log, group) for group in "abab")))
+    judge_all(1, *(Judged(group, 5, log, group) for group in "abab"))
     assert log == ["a", "a", "b", "b"]
 
 
 def test_a_group_of_an_earlier_step_counts_for_nothing() -> None:
     log: list[Hashable] = []
     tasks_and_groups = [("old", "0 old"), ("old", "0 old"), ("new", "1 new"), ("old", "1 old"), ("new", "1 new")]
-    clock.run(begin(*(Judged(task, 5, log, group) for task, group in tasks_and_groups)))
+    judge_all(1, *(Judged(task, 5, log, group) for task, group in tasks_and_groups))
     assert log == ["old", "old", "new", "new", "old"]
 
 
 def test_one_that_takes_much_longer_goes_before_a_group_that_is_closer_to_complete() -> None:
     log: list[Hashable] = []
     slow, quick = Judged("slow", 50, log, "a step before"), [Judged("quick", 5, log, "quick") for _ in range(3)]
-    clock.run(begin(slow, *quick, Judged("slow", 50, log, "slow")))
+    judge_all(1, slow, *quick, Judged("slow", 50, log, "slow"))
     assert log == ["slow", "quick", "slow", "quick", "quick"]
 
 

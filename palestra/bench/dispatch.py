@@ -82,7 +82,7 @@ def own_setup(workload: Workload, staleness: int) -> Setup:
     generating = workload.engine.units - balance(workload, limits).training
     # A context is half as long on average as at its end, and some wait for tools.
     run = min(rollouts, int(KV_BUDGET * generating * workload.engine.kv_tokens / (workload.context.end / 2)))
-    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, limits), staleness, "oldest")
+    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, limits), staleness)
 
 
 def find_outside(where: str) -> Any:

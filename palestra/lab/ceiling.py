@@ -58,7 +58,7 @@ def generation_seconds(workload: Workload, run: int, seed: int, steps: int) -> f
         }
     )
     rollouts = workload.batch.tasks * workload.batch.samples
-    setup = Setup(lambda: Stream(PLENTY, run, PLENTY, 4 * rollouts), _AlwaysGenerate, staleness=3, first="oldest")
+    setup = Setup(lambda: Stream(PLENTY, run, PLENTY, 4 * rollouts), _AlwaysGenerate, staleness=3)
     once, twice = (simulate_own(free, setup, seed, count).seconds for count in (steps, 2 * steps))
     return (twice - once) / steps
 

@@ -261,13 +261,11 @@ class Engine:
 
     def _enqueue(self, call: _Call) -> None:
         context, held = call.context, bool(call.context.held)
-        match self._first:
-            case "arrived":
-                call.place = (False, False, 0, call.arrival)
-            case "shortest":
-                call.place = (not held, held and not self._started_first(context), context.length, call.arrival)
-            case "oldest":
-                call.place = (not held, held and not self._started_first(context), context.order, call.arrival)
+        if self._pinned:  # of those that hold KV, the ones that are spared go before the others
+            rank = context.length if self._first == "shortest" else context.order
+            call.place = (not held, held and not self._started_first(context), rank, call.arrival)
+        else:
+            call.place = (False, False, 0, call.arrival)
         bisect.insort(self._queue, (call.place, call))
 
     def _dequeue(self, call: _Call) -> None:

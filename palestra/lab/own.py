@@ -21,12 +21,16 @@ _AFTER: dict[Stage, Stage | None] = {"init": "run", "run": "reward", "reward": N
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run a workload: a dispatcher, which units train when, how far rollouts may run ahead, and who goes first."""
+    """One way to run a workload: a dispatcher, which units train when, and how far rollouts may run ahead."""
 
     dispatcher: Callable[[], Dispatcher]
     policy: Callable[[], Policy]
     staleness: int = 0
-    first: First = "shortest"
+
+    @property
+    def first(self) -> First:
+        """With staleness no step waits for its last run."""
+        return "oldest" if self.staleness else "shortest"
 
 
 class SimulatedRollout:
