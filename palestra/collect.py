@@ -226,7 +226,7 @@ async def prepare(task: AnyTask, cache: Path) -> None:
         await task.prepare(cache)
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"task {task.id!r}: prepare() failed: {type(error).__name__}: {error}") from error
 
 

@@ -14,6 +14,7 @@ PalestraError
 """
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -70,6 +71,13 @@ def cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 def first_line(error: BaseException) -> str:
     """What it says, as far as one line goes; what it is where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def where_it_failed(error: BaseException) -> str:
+    """What kind it is, what it says, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]  # those are Python's own, of an import
+    return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

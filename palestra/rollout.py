@@ -5,18 +5,18 @@ task did is not. A dispatcher only decides when.
 """
 
 import asyncio
+import contextvars
 import hashlib
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from palestra import agent
-from palestra.errors import InfrastructureError, UsageError
+from palestra.errors import InfrastructureError, UsageError, where_it_failed
 from palestra.hints import Hints
 from palestra.protocols import Policy, StagedRollout
-from palestra.task import AnyTask, as_score
+from palestra.task import AnyTask, as_prompt, as_score
 from palestra.tool import AnyTool, Toolbox
 from palestra.trajectory import Failure, FailureKind, Key, Span, Stage, Trajectory, now
 
@@ -89,8 +89,9 @@ class Rollout:
         self._env: Any = None
         self._more_tools: Sequence[AnyTool] = ()
         self._artifact: Any = None
-        self._working: asyncio.Task[Any] | None = None
-        self._abandoned = self._cancelled_itself = False
+        self._working: asyncio.Task[None] | None = None
+        self._context: contextvars.Context | None = None
+        self._abandoned = False
 
     async def may_run(self) -> bool:
         return self._abandoned or await self._may_run() or self._abandoned  # who is abandoned goes on, and ends at once
@@ -107,8 +108,8 @@ class Rollout:
 
     async def close(self) -> None:
         """Close the runtime; what goes wrong in that is recorded too. Calling it again does no harm."""
-        if self._open:
-            await self._guarded("run", self._close_runtime)
+        if self._open:  # not in a task of its own: that could be cancelled before it has begun
+            await self._awaited("run", self._recorded("run", self._close_runtime))
 
     async def _close_runtime(self) -> None:
         self._open = False
@@ -116,10 +117,9 @@ class Rollout:
 
     def abandon(self) -> None:
         """Nobody waits for it any more: end it as soon as can be."""
-        self._abandoned = True
-        if self._working is not None and not self._cancelled_itself:
-            self._cancelled_itself = True
+        if self._working is not None and not self._abandoned:
             self._working.cancel()
+        self._abandoned = True
 
     async def _timed(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
         started = now()
@@ -133,31 +133,40 @@ class Rollout:
         await self._move_on(stage)
 
     async def _guarded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
-        self._working = asyncio.current_task()
-        assert self._working is not None
+        """In a task of its own: a recipe's code that cancels the one it runs in, as a TaskGroup does whose helper fails, must
+        not pass for whoever waits here being cancelled. All stages share one context: that of whoever asked for the first."""
+        if self._context is None:
+            self._context = contextvars.copy_context()
+        self._working = asyncio.create_task(self._recorded(stage, work), context=self._context)
+        try:
+            await self._awaited(stage, self._working)
+        finally:
+            self._working = None
+
+    async def _awaited(self, stage: Stage, work: Awaitable[None]) -> None:
+        """That it was cancelled, though whoever waits for it was not, is a failure of its own."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if waiting is not None and waiting.cancelling():
+                raise
+            if self._abandoned:
+                self._fail(stage, "abandoned", "its step no longer waits for it")
+            else:
+                self._fail(stage, "bug", "CancelledError: something that it waited for was cancelled")
+
+    async def _recorded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except asyncio.CancelledError:
-            if self._cancelled_itself:
-                self._cancelled_itself = False
-                self._fail(stage, "abandoned", "its step no longer waits for it")
-                if self._working.uncancel():  # somebody else has cancelled it too
-                    raise
-            elif self._working.cancelling():
-                raise
-            else:  # nobody cancelled this rollout: the task's own code raised it
-                self._fail(stage, "bug", "CancelledError: something that it waited for was cancelled")
         except UsageError:
             raise
         except InfrastructureError as error:
             self._fail(stage, "infrastructure", str(error))
         except TimeoutError as error:
             self._fail(stage, "timeout", str(error) or "a time limit passed")
-        except Exception as error:  # noqa: BLE001  # the boundary of a rollout: a bug in a task or tool must not stop the others
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self._fail(stage, "bug", f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
-        finally:
-            self._working = None
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a bug in a task or tool must not stop the others
+            self._fail(stage, "bug", where_it_failed(error))
 
     async def _move_on(self, stage: Stage) -> None:
         """Decide what comes next."""
@@ -188,7 +197,7 @@ class Rollout:
     async def _run(self) -> None:
         tools = Toolbox([*self.task.tools(self._env), *self._more_tools])
         async with self._open_policy(self._seed) as policy:
-            prompt = self.task.prompt(self._env)
+            prompt = as_prompt(self.task.prompt(self._env), self.task.id)
             await agent.run(policy, prompt, tools, self._limits, self.trajectory, self._watch, self._hints)
         await self._harvest()
 
@@ -205,7 +214,7 @@ class Rollout:
     def _check_scene(self) -> None:
         """What a run would begin with, made and thrown away: wrong tools and prompts show without a model."""
         Toolbox(self.task.tools(self._env))
-        self.task.prompt(self._env)
+        as_prompt(self.task.prompt(self._env), self.task.id)
 
     async def _harvest(self) -> None:
         async with _within(self._patience.init_seconds, "harvest()", "dispatch.init_seconds"):

@@ -73,6 +73,13 @@ class Task(Generic[Env, Artifact]):
 AnyTask = Task[Any, Any]
 
 
+def as_prompt(value: object, task_id: str) -> Sequence[Message]:
+    """What `prompt` returned, checked."""
+    if not isinstance(value, Sequence) or not value or not all(isinstance(message, Message) for message in value):
+        raise TaskError(f'task {task_id!r}: prompt() gives {value!r:.80}; it must give messages, such as [user("…")]')
+    return value
+
+
 def as_score(value: object, task_id: str) -> Score:
     """What `score` returned, checked: a finite number, alone or in a `Score`."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]  # checked on the next line

@@ -5,13 +5,14 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from palestra.config import Tasks
-from palestra.errors import ConfigError, TaskError, nearest
+from palestra.errors import ConfigError, TaskError, nearest, where_it_failed
 from palestra.task import AnyTask, Task
 
 
@@ -21,7 +22,8 @@ def load(section: Tasks, key: str) -> list[AnyTask]:
     if name is None:
         raise ConfigError(f"the key 'tasks.{key}' is missing; write {key} = \"module:object\"")
     found = find_object(name, section.folder, f"tasks.{key}")
-    made = _call(found, section.arguments, name) if callable(found) else found
+    with _without_exit(f"tasks.{key} = {name!r}"):
+        made = _call(found, section.arguments, name) if callable(found) else found
     try:
         tasks = list(made)
     except TypeError:
@@ -45,9 +47,20 @@ def _check(tasks: Sequence[object], where: str) -> None:
     for task in tasks:
         if not isinstance(task, Task):
             raise TaskError(f"{where} holds {type(task).__name__}; every item must be a Task")
+        if not isinstance(task.id, str):
+            raise TaskError(f"{where} has a task with the id {task.id!r}; an id is text, such as {str(task.id)!r}")
         if task.id in seen:
             raise TaskError(f"{where} has two tasks with the id {task.id!r}")
         seen.add(task.id)
+
+
+@contextmanager
+def _without_exit(where: str) -> Iterator[None]:
+    """Other mistakes of a recipe are shown as they are; this one would end us without a word."""
+    try:
+        yield
+    except SystemExit as error:
+        raise TaskError(f"{where} ends the program: {where_it_failed(error)}; raise another error there") from None
 
 
 def find_object(name: str, folder: Path, where: str) -> Any:
@@ -55,7 +68,8 @@ def find_object(name: str, folder: Path, where: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f'{where} = {name!r}: write module:object, such as "task:train"')
-    module = _import(module_name, folder, where)
+    with _without_exit(f"{where} = {name!r}"):
+        module = _import(module_name, folder, where)
     if not hasattr(module, attribute):
         known = [key for key in vars(module) if not key.startswith("_")]
         raise ConfigError(f"{where} = {name!r}: {module_name} has no {attribute!r}{nearest(attribute, known)}")

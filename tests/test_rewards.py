@@ -75,6 +75,19 @@ def test_between_rewards_that_are_alike_the_group_goes_first_that_is_closer_to_c
     assert log == ["a", "a", "b", "b"]
 
 
+def test_one_that_is_tried_again_tells_nothing_of_its_task_nor_of_its_group() -> None:
+    log: list[Hashable] = []
+
+    class Failing(Judged):
+        async def advance(self) -> None:
+            await super().advance()
+            self.next = "reward"
+
+    others = [Judged(group, 5, log, group) for group in "bac"]
+    judge_all(1, Failing("a", 50, log, "a"), *others)
+    assert log == ["a", "b", "a", "c"]
+
+
 def test_a_group_of_an_earlier_step_counts_for_nothing() -> None:
     log: list[Hashable] = []
     tasks_and_groups = [("old", "0 old"), ("old", "0 old"), ("new", "1 new"), ("old", "1 old"), ("new", "1 new")]

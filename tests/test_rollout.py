@@ -1,8 +1,10 @@
 """One attempt: what goes wrong is recorded with its stage and kind, and the runtime is always closed."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 
 import pytest
 from playing import Diary, Probe, calling, play
@@ -144,6 +146,102 @@ async def test_a_session_that_cannot_be_opened_is_a_failure_of_the_run(renderer:
     trajectory = await advance(Rollout(task, Key("eval", 0, "a", 0), broken, Limits(3, 60.0), 0, patience=ONCE))
     assert trajectory.failure == Failure("run", "infrastructure", "the server is gone")
     assert task.diary.open == 0
+
+
+def cancel_oneself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+def leave() -> None:
+    sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [(cancel_oneself, "CancelledError: something that it waited for was cancelled"), (leave, "SystemExit: 0 (leave, line ")],
+)
+@pytest.mark.parametrize(("where", "stage"), [("setup", "init"), ("score", "reward")])
+async def test_a_task_that_cancels_or_ends_what_it_runs_in_ends_only_itself(
+    renderer: Renderer, act: Callable[[], None], message: str, where: str, stage: str
+) -> None:
+    class Own(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            env = await super().setup(stack)
+            await self._acting("setup")
+            return env
+
+        async def score(self, artifact, trajectory, stack):  # type: ignore[no-untyped-def]
+            await self._acting("score")
+            return await super().score(artifact, trajectory, stack)
+
+        async def _acting(self, here: str) -> None:
+            if here == where:
+                act()
+                await asyncio.sleep(1)
+
+    task = Own("a")
+    trajectory = await advance(make(renderer, task))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.stage, trajectory.failure.kind) == (stage, "bug")
+    assert trajectory.failure.detail.startswith(message)
+    assert task.diary.open == 0
+    me = asyncio.current_task()
+    assert me is not None
+    assert me.cancelling() == 0
+
+
+async def test_a_helper_that_dies_in_a_task_group_of_the_runtime_fails_the_rollout(renderer: Renderer) -> None:
+    class Helped(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            env = await super().setup(stack)
+            helpers = await stack.enter_async_context(asyncio.TaskGroup())
+            helpers.create_task(self._die())
+            await asyncio.sleep(1)
+            return env
+
+        async def _die(self) -> None:
+            raise ConnectionError("the helper died")
+
+    task = Helped("a")
+    trajectory = await advance(make(renderer, task))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.stage, trajectory.failure.kind) == ("init", "bug")
+    assert task.diary.open == 0
+
+
+async def test_what_a_stage_sets_in_its_context_the_next_one_finds(renderer: Renderer) -> None:
+    name: ContextVar[str] = ContextVar("name")
+
+    class Named(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            name.set("tea")
+            return await super().setup(stack)
+
+        async def score(self, artifact, trajectory, stack):  # type: ignore[no-untyped-def]
+            await super().score(artifact, trajectory, stack)
+            return float(name.get() == "tea")
+
+    trajectory = await advance(make(renderer, Named("a")))
+    assert (trajectory.failure, trajectory.reward) == (None, 1.0)
+
+
+async def test_stages_run_in_the_context_of_whoever_asks_for_them(renderer: Renderer) -> None:
+    provided: ContextVar[str] = ContextVar("provided")
+
+    class Needing(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            provided.get()
+            return await super().setup(stack)
+
+    async def serve() -> Trajectory:
+        provided.set("sandboxes")
+        return await advance(rollout)
+
+    rollout = make(renderer, Needing("a"))  # verl's agent loop makes rollouts outside of what provides their sandboxes
+    trajectory = await asyncio.create_task(serve())
+    assert trajectory.failure is None
 
 
 @pytest.mark.parametrize("where", ["setup", "look", "score"])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from palestra.errors import TaskError
-from palestra.task import Score, Task, as_score
+from palestra.message import user
+from palestra.task import Score, Task, as_prompt, as_score
 from palestra.trajectory import Trajectory
 
 
@@ -72,3 +73,13 @@ def test_the_metrics_of_a_score_are_kept() -> None:
 def test_anything_else_is_refused_and_names_the_task(value: object) -> None:
     with pytest.raises(TaskError, match=r"task 'sum-1': score\(\) returned .*; it must return a finite number"):
         as_score(value, "sum-1")
+
+
+@pytest.mark.parametrize("value", [None, "add 2 and 2", [], ["add"], user("add")])
+def test_what_is_no_prompt_is_refused_and_names_the_task(value: object) -> None:
+    with pytest.raises(TaskError, match=r"task 'sum-1': prompt\(\) gives .*; it must give messages, such as \[user"):
+        as_prompt(value, "sum-1")
+
+
+def test_messages_are_a_prompt() -> None:
+    assert as_prompt((user("add"),), "t") == (user("add"),)

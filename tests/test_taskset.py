@@ -32,6 +32,10 @@ number = 7
 strings = ["a"]
 empty = []
 twice = [Row("a"), Row("b"), Row("a")]
+numbered = [Row(0)]
+
+def leaving():
+    raise SystemExit(0)
 """
 
 
@@ -88,6 +92,8 @@ def test_arguments_that_do_not_fit_are_named(folder: Path, name: str, arguments:
         ("task:strings", TaskError, "holds str; every item must be a Task"),
         ("task:empty", TaskError, "tasks.heldout = 'task:empty' has no tasks"),
         ("task:twice", TaskError, "has two tasks with the id 'a'"),
+        ("task:numbered", TaskError, "has a task with the id 0; an id is text, such as '0'"),
+        ("task:leaving", TaskError, "tasks.heldout = 'task:leaving' ends the program: SystemExit: 0 (leaving, line "),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, name: str, error: type[Exception], text: str) -> None:
@@ -111,6 +117,12 @@ def test_a_bug_in_the_users_module_is_shown_as_it_is(folder: Path) -> None:
         load(section(folder, "task:rows"), "heldout")
     (folder / "task.py").write_text(MODULE)
     assert ids(load(section(folder, "task:rows"), "heldout")) == ["a", "b"], "a module that broke is not remembered"
+
+
+def test_a_module_that_ends_the_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(TaskError, match=r"tasks.heldout = 'task:rows' ends the program: SystemExit: 0 \(<module>, line 2\)"):
+        load(section(tmp_path, "task:rows"), "heldout")
 
 
 def test_two_recipes_may_both_have_a_module_called_task(tmp_path: Path) -> None:

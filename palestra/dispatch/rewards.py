@@ -62,7 +62,7 @@ class Rewards:
         self._took: dict[Hashable, _Times] = {}
         self._all = _Times()
         self._of_group: dict[Hashable, int] = {}
-        """How many of a group have begun, those that have ended too."""
+        """How many of a group have begun, those that have ended too, without those that failed and are tried again."""
 
     async def advance(self, rollout: StagedRollout, number: int) -> None:
         """Judge a rollout when its turn has come."""
@@ -70,10 +70,13 @@ class Rewards:
         clock = asyncio.get_running_loop().time
         began = clock()
         self._began.setdefault(rollout.kin, []).append(began)
-        _renew(self._of_group, rollout.group, self._of_group.get(rollout.group, 0) + 1)
+        self._count(rollout.group, 1)
         try:
             await rollout.advance()
-            self._learn(rollout.kin, clock() - began)
+            if rollout.next is None:
+                self._learn(rollout.kin, clock() - began)
+            else:  # it failed and will be tried again: nothing is learned, and its group is no closer to complete
+                self._count(rollout.group, -1)
         finally:
             self._began[rollout.kin].remove(began)
             if not self._began[rollout.kin]:
@@ -115,6 +118,9 @@ class Rewards:
         took = self._took.get(kin)
         # What nothing is known of may well be long.
         return max(took.mean if took else self._all.mean + self._all.deviation, so_far)
+
+    def _count(self, group: Hashable, change: int) -> None:
+        _renew(self._of_group, group, self._of_group.get(group, 0) + change)
 
     def _learn(self, kin: Hashable, seconds: float) -> None:
         self._all.add(seconds)
