@@ -1,71 +1,81 @@
-"""How fast any schedule could be on a workload's engine: generation that is never short of rollouts, then training.
+"""How fast any schedule could be on a workload's engine, counted from its jobs.
 
 The physical limit counts decoding at full KV, and every prefilled token once. An engine that prefills in whole chunks and
-reserves KV for a whole reply needs more, which can be counted; one that keeps contexts that wait for a tool needs more still,
-which is measured by feeding it without end.
+reserves KV for a whole reply needs more. So does one whose contexts wait for tools: they keep their KV meanwhile, or are
+prefilled again.
 """
 
 import math
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 
-from palestra.dispatch.stream import Stream
-from palestra.lab.cluster import Cluster
-from palestra.lab.own import Setup, simulate_own
+import numpy as np
+from numpy.typing import NDArray
+
 from palestra.lab.workload import Engine, Job, Workload
 
-PLENTY = 100_000
+Column = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class _AlwaysGenerate:
-    def start(self, units: int) -> int:
-        return units
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Shares of the physical limit."""
 
-    def generating(self, cluster: Cluster) -> int:
-        return cluster.spec.units
+    bound: float
+    """No schedule can exceed it: calls have their chunks and tokens, and hold their context and whole reply meanwhile. Tools,
+    tails and switches are for free."""
+    with_tools: float
+    """The same with tools that take their time, were all steps equally long. A schedule whose tools wait just when many prefill
+    could come above it."""
 
 
-def bound(workload: Workload, seed: int) -> float:
-    """The share of the physical limit that no schedule can exceed: a unit's steps have KV for so many calls, each call needs its
-    chunks and its tokens, and holds its context and its whole reply meanwhile. Tools, tails and switches are for free."""
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    length: Column
+    """Of the context with its reply."""
+    new: Column
+    output: Column
+    wait: Column
+    """Seconds until the next call, if there is one."""
+    next_new: Column
+
+
+def ceiling(workload: Workload, seed: int) -> Ceiling:
     steps = [workload.draw(seed, step) for step in range(workload.batch.steps)]
     limits = [workload.limits(jobs) for jobs in steps]
-    rest = sum(limit.step - limit.gpu for limit in limits)
-    generation = sum(_least_seconds(workload.engine, job) for jobs in steps for group in jobs for job in group)
-    return sum(limit.step for limit in limits) / (generation + rest)
+    limit, rest = sum(each.step for each in limits), sum(each.step - each.gpu for each in limits)
+    calls = _calls(chain.from_iterable(chain.from_iterable(steps)))
+    free = _generation(workload.engine, replace(calls, wait=np.zeros_like(calls.wait)), 0.0)
+    fastest = min(_generation(workload.engine, calls, longest) for longest in np.geomspace(1.0, workload.tools.most, 50))
+    return Ceiling(limit / (free + rest), limit / (fastest + rest))
 
 
-def _least_seconds(engine: Engine, job: Job) -> float:
-    """Of all units."""
-    unit_seconds, length = 0.0, 0
-    for turn in job.turns:
-        length += turn.new_tokens + turn.output_tokens
-        chunks = math.ceil(turn.new_tokens / engine.prefill_chunk)
-        unit_seconds += engine.step_seconds * (chunks + turn.output_tokens) * length / engine.kv_tokens
-        unit_seconds += engine.decode_seconds * turn.output_tokens + chunks * engine.prefill_chunk / engine.prefill_rate
-    return unit_seconds / engine.units
+def _calls(jobs: Iterable[Job]) -> _Calls:
+    rows = []
+    for job in jobs:
+        length = 0
+        for turn, following in zip(job.turns, [*job.turns[1:], None], strict=True):
+            length += turn.new_tokens + turn.output_tokens
+            wait, next_new = (turn.tool_seconds, following.new_tokens) if following else (0.0, 0)
+            rows.append((length, turn.new_tokens, turn.output_tokens, wait, next_new))
+    return _Calls(*np.array(rows, dtype=float).T)
 
 
-def generation_seconds(workload: Workload, run: int, seed: int, steps: int) -> float:
-    """Seconds of generation for one step's rollouts on all units, with so many runs at once. The beginning and the end, where
-    fewer run, are left out: it is what the second half of twice as many steps adds."""
-    free = workload.model_copy(
-        update={
-            "init": workload.init.model_copy(update={"mean": 0.001, "capacity": PLENTY}),
-            "reward": workload.reward.model_copy(update={"mean": 0.001, "capacity": PLENTY}),
-            "training": workload.training.model_copy(update={"seconds": 0.0, "publish_seconds": 0.0}),
-        }
-    )
-    rollouts = workload.batch.tasks * workload.batch.samples
-    setup = Setup(lambda: Stream(PLENTY, run, PLENTY, 4 * rollouts), _AlwaysGenerate, staleness=3)
-    once, twice = (simulate_own(free, setup, seed, count).seconds for count in (steps, 2 * steps))
-    return (twice - once) / steps
+def _generation(engine: Engine, calls: _Calls, longest_wait: float) -> float:
+    """Seconds of all units with KV full all the time, where contexts that wait longer than this are prefilled again."""
 
+    def chunks(tokens: Column) -> Column:
+        return np.ceil(tokens / engine.prefill_chunk)
 
-def ceiling(workload: Workload, seed: int, steps: int = 5) -> float:
-    """The best share of the physical limit that this engine allows, over how many runs it is given at once."""
-    rollouts = workload.batch.tasks * workload.batch.samples
-    fastest = min(generation_seconds(workload, run, seed, steps) for run in (rollouts * 5 // 8, rollouts * 3 // 4, rollouts))
-    limit = fmean(workload.limits(workload.draw(seed, step)).step for step in range(steps, 2 * steps))
-    return limit / (fastest + workload.training.seconds + workload.training.publish_seconds)
+    kept = calls.wait <= longest_wait
+    again = np.where(kept, 0.0, chunks(calls.length + calls.next_new) - chunks(calls.next_new))
+    prefilled = chunks(calls.new) + again
+    kv = engine.kv_tokens * engine.units
+    served = float(((prefilled + calls.output) * calls.length).sum()) / kv  # steps, were KV full of calls
+    waited = float((calls.wait * calls.length)[kept].sum()) / kv  # seconds, were it full of contexts that wait
+    chunk_seconds = engine.prefill_chunk / engine.prefill_rate
+    work = float((chunk_seconds * prefilled + engine.decode_seconds * calls.output).sum()) / engine.units
+    # generation = step_seconds * steps + work, and steps = served + waited * steps / generation
+    half = (engine.step_seconds * served + waited + work) / 2
+    return half + math.sqrt(half**2 - waited * work)

@@ -201,11 +201,13 @@ class Elastic:
 @dataclass(slots=True)
 class Balance:
     """All units generate until complete groups have piled up for the first time. From then on some always train, with one more
-    while a pile is there: training and generation keep pace with each other, and little KV is lost. When the last runs of all
-    have begun, all units generate again, and are given away as on-policy: what is left to train then waits for rewards anyway."""
+    from a pile until few are left: training and generation keep pace with each other, and little KV is lost. When the last runs
+    of all have begun, all units generate again, and are given away as on-policy, though earlier: training fills the time until
+    the last rewards, so runs may be slower."""
 
     training: int
     pile: int
+    few: int
     begun: bool = False
     joined: bool = False
     ending: bool = False
@@ -215,17 +217,17 @@ class Balance:
 
     def generating(self, cluster: Cluster) -> int:
         if self.ending:
-            return Elastic().generating(cluster)
+            return Elastic(slack=0.3).generating(cluster)
         if cluster.backlog >= self.pile:
             self.begun = self.joined = True
-        elif cluster.backlog == 0:
+        elif cluster.backlog <= self.few:
             self.joined = False
         self.ending = cluster.to_come == 0
         return self.start(cluster.spec.units)
 
 
 def balance(work: workload.Workload, limits: workload.Limits) -> Balance:
-    """As many units as training keeps busy for certain, and one more when three eighths of a batch wait."""
-    units = work.engine.units
+    """As many units as training keeps busy for certain, and one more from three eighths of a batch down to a tenth."""
+    units, tasks = work.engine.units, work.batch.tasks
     training = min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2)
-    return Balance(training, pile=max(1, work.batch.tasks * 3 // 8))
+    return Balance(training, pile=max(1, tasks * 3 // 8), few=tasks // 10)

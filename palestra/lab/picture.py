@@ -23,7 +23,7 @@ SETUPS = {
     "bounded": Setup(lambda: Bounded(8), _after_all_runs),
     "pipeline": Setup(lambda: Pipeline(8, 8, 8, 4), _after_all_runs),
     "stream": Setup(lambda: Stream(4, 16, 6, 24), Elastic),
-    "stream, staleness 1": Setup(lambda: Stream(4, 16, 6, 24), lambda: Balance(1, pile=3), 1),
+    "stream, staleness 1": Setup(lambda: Stream(4, 16, 6, 24), lambda: Balance(1, pile=3, few=0), 1),
 }
 
 _COLOURS = {"init": "#94a3b8", "run": "#1d4ed8", "reward": "#16a34a", "train": "#c2410c", "publish": "#111827"}

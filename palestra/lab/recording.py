@@ -160,7 +160,7 @@ def read(folder: Path) -> Recording:
     if ledger.without_spans:
         notes.append(f"{ledger.without_spans} rollouts without recorded times were left out")
     if config.training.oversample > 1:
-        notes.append("groups that were abandoned are not recorded, and so not replayed")
+        notes.append("groups that were abandoned are not replayed")
     replayed = {step.number for step in kept}
     others = [*ledger.others, *(piece for r in ledger.rollouts if r.step not in replayed for piece in _stages(r))]
     return Recording(config, config.training, tuple(kept), tuple(others), tuple(notes))
@@ -245,8 +245,8 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
     steps: list[Step] = []
     after = -inf
     for number, groups in sorted(taken.items()):
-        if not plan.refill:  # with oversampling, those that were not complete in time come last
-            groups = sorted(groups, key=lambda group: (-len(group.rollouts), group.end))[: plan.groups]
+        if not plan.refill:
+            groups = sorted(groups, key=_taken_first)[: plan.groups]
         step = _step(number, groups, measured[number], after)
         steps.append(step)
         after = step.end
@@ -259,6 +259,12 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
         if step.number + 1 in following:
             whole[at] = replace(step, pause=max(0.0, following[step.number + 1].begin - step.end))
     return whole, notes
+
+
+def _taken_first(group: PlayedGroup) -> tuple[bool, int, int, float]:
+    """With oversampling a step also settles groups that were abandoned. They gave no gradient, are often cut short, and were
+    begun before those that the step took."""
+    return not group.gave, -len(group.rollouts), -group.rollouts[0].round, group.end
 
 
 def _step(number: int, groups: Sequence[PlayedGroup], row: Mapping[str, Any], after: float) -> Step:

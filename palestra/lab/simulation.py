@@ -3,16 +3,18 @@ it is measured in samples an hour.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from palestra.errors import UsageError
 from palestra.lab import clock
 from palestra.lab.cluster import Cluster, Policy, Together
 from palestra.lab.engine import Engine, First
 from palestra.lab.pool import Pool
 from palestra.lab.published import Schedule, Settings
 from palestra.lab.workload import Job, Workload
+from palestra.trajectory import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,15 @@ class Member:
         self._world = world
         self._order = order
         self._has_runtime = False
+        self.stages: list[Stage] = []
+        """Those that it has gone through."""
 
     async def initialize(self) -> None:
         self._world.open_runtime()
         self._has_runtime = True
         with self._world.logged(self._order, "init"):
             await self._world.init.work(self._job.init_seconds)
+        self.stages.append("init")
 
     async def run(self) -> None:
         cluster = self._world.cluster
@@ -97,6 +102,7 @@ class Member:
                 await self._converse(cluster.engine)
         finally:
             self.close()
+        self.stages.append("run")
 
     async def _converse(self, engine: Engine) -> None:
         async with engine.context(self._order) as context:
@@ -107,6 +113,7 @@ class Member:
     async def evaluate(self) -> None:
         with self._world.logged(self._order, "reward"):
             await self._world.reward.work(self._job.reward_seconds)
+        self.stages.append("reward")
 
     def close(self) -> None:
         """Close the runtime, if it is still open."""
@@ -135,6 +142,17 @@ async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed
         }
         world.cluster.coming += tasks * samples
         await schedule(settings, members, "initialize", "run", "evaluate")
+        _require_all([member for group in members.values() for member in group.values()], step)
         await world.cluster.train(workload.training.seconds)
         await world.cluster.publish()
     return world.figures(steps * tasks * samples, limit)
+
+
+def _require_all(members: Sequence[Member], step: int) -> None:
+    """A schedule that leaves something out would look fast."""
+    amiss = [member.stages for member in members if member.stages != ["init", "run", "reward"]]
+    if amiss:
+        raise UsageError(
+            f"it returned from step {step} with {len(amiss)} of {len(members)} trajectories that did not go through init, run "
+            f"and reward once each, such as one with {', '.join(amiss[0]) or 'none of them'}"
+        )

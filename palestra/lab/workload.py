@@ -19,7 +19,13 @@ from palestra.errors import ConfigError, nearest
 FOLDER = Path(__file__).parent / "workloads"
 
 
-class Batch(Section):
+class Quantities(Section):
+    """Numbers that are finite."""
+
+    model_config = pydantic.ConfigDict(allow_inf_nan=False)
+
+
+class Batch(Quantities):
     """What one training step consumes."""
 
     tasks: PositiveInt
@@ -27,7 +33,7 @@ class Batch(Section):
     steps: PositiveInt
 
 
-class Turns(Section):
+class Turns(Quantities):
     """Turns of a trajectory, were its context endless: a lognormal over tasks times one over samples."""
 
     median: PositiveFloat
@@ -37,7 +43,7 @@ class Turns(Section):
     most: PositiveInt
 
 
-class Tokens(Section):
+class Tokens(Quantities):
     """Tokens a turn: a lognormal, clipped."""
 
     median: PositiveFloat
@@ -46,14 +52,14 @@ class Tokens(Section):
     most: PositiveInt
 
 
-class Context(Section):
+class Context(Quantities):
     start: PositiveInt
     """Tokens of the first prompt."""
     end: PositiveInt
     """Tokens at which a trajectory ends."""
 
 
-class Tools(Section):
+class Tools(Quantities):
     """Seconds a tool takes: one of two lognormals, clipped."""
 
     median: PositiveFloat
@@ -64,7 +70,7 @@ class Tools(Section):
     most: PositiveFloat
 
 
-class Init(Section):
+class Init(Quantities):
     """Seconds of work to open a runtime (lognormal), and how many such works run at full speed at once."""
 
     mean: PositiveFloat
@@ -72,7 +78,7 @@ class Init(Section):
     capacity: PositiveFloat
 
 
-class Reward(Section):
+class Reward(Quantities):
     """Seconds of work to judge a result: a lognormal over tasks times one over samples, and how many run at full speed."""
 
     mean: PositiveFloat
@@ -81,7 +87,7 @@ class Reward(Section):
     capacity: PositiveFloat
 
 
-class Engine(Section):
+class Engine(Quantities):
     """Units that generate in step with each other, with the sequences spread evenly over them."""
 
     units: PositiveInt
@@ -104,7 +110,7 @@ class Engine(Section):
         return self.step_seconds + (decoding * self.decode_seconds + prefill) / units
 
 
-class Training(Section):
+class Training(Quantities):
     seconds: PositiveFloat
     """The gradients of one batch, with all units at work."""
     publish_seconds: NonNegativeFloat
@@ -140,7 +146,7 @@ class Limits:
     """Generation at full KV, training and publishing: what the units have to do, one after the other."""
 
 
-class Workload(Section):
+class Workload(Quantities):
     batch: Batch
     turns: Turns
     output: Tokens
@@ -156,6 +162,10 @@ class Workload(Section):
     def _can_be_played(self) -> "Workload":
         if self.context.end <= self.context.start:
             raise ValueError(f"context.end = {self.context.end} leaves no room after context.start = {self.context.start}")
+        for name in ("turns", "output", "observation"):
+            section: Turns | Tokens = getattr(self, name)
+            if section.least > section.most:
+                raise ValueError(f"{name}.least = {section.least} is more than {name}.most = {section.most}")
         if self.context.end > self.engine.kv_tokens:
             raise ValueError(f"engine.kv_tokens = {self.engine.kv_tokens} does not hold one context of {self.context.end}")
         return self

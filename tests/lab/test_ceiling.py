@@ -4,26 +4,50 @@ import pytest
 
 from palestra.bench.dispatch import own_setup
 from palestra.lab import workload
-from palestra.lab.ceiling import bound, ceiling
+from palestra.lab.ceiling import ceiling
 from palestra.lab.own import simulate_own
 from palestra.lab.workload import Workload
 
 
 def test_the_bound_is_above_what_is_played_and_below_the_limit(small: Workload) -> None:
     played = simulate_own(small, own_setup(small, 1), 0)
-    assert played.of_limit < bound(small, 0) < 1
-    assert ceiling(small, 0) < bound(small, 0)
+    shares = ceiling(small, 0)
+    assert played.of_limit < shares.with_tools < shares.bound < 1
 
 
-def test_one_call_of_one_job_by_hand(small: Workload) -> None:
+def jobs_of(small: Workload, turns: int, tool_seconds: float) -> Workload:
+    """One job on one unit: 1,000 tokens, and after each tool 100 more; each reply has 100."""
     values = small.model_dump()
     values["batch"] = {"tasks": 1, "samples": 1, "steps": 1}
-    values["turns"] |= {"median": 1, "task_sigma": 0, "sample_sigma": 0, "least": 1, "most": 1}
-    values["output"] = {"median": 100, "sigma": 0, "least": 100, "most": 100}
+    values["turns"] |= {"median": turns, "task_sigma": 0, "sample_sigma": 0, "least": turns, "most": turns}
+    values["output"] = values["observation"] = {"median": 100, "sigma": 0, "least": 100, "most": 100}
+    values["tools"] |= {"median": tool_seconds, "sigma": 0, "slow_share": 0, "most": tool_seconds}
     values["context"] = {"start": 1000, "end": 20_000}
     values["engine"] |= {"units": 1, "kv_tokens": 22_000, "prefill_chunk": 512, "prefill_rate": 10_000}
     values["engine"] |= {"step_seconds": 0.02, "decode_seconds": 0.001}
     values["training"] = {"seconds": 1.0, "publish_seconds": 1.0}
-    one = workload.parse(values)
-    generation = 0.02 * 102 * 1100 / 22_000 + 100 * 0.001 + 2 * 512 / 10_000
-    assert bound(one, 0) == pytest.approx(one.limits(one.draw(0, 0)).step / (2 + generation))
+    return workload.parse(values)
+
+
+def generation(one: Workload, share: float) -> float:
+    return one.limits(one.draw(0, 0)).step / share - 2
+
+
+def test_one_call_by_hand(small: Workload) -> None:
+    one = jobs_of(small, turns=1, tool_seconds=5.0)
+    shares = ceiling(one, 0)
+    assert generation(one, shares.bound) == pytest.approx(0.02 * 102 * 1100 / 22_000 + 100 * 0.001 + 2 * 512 / 10_000)
+    assert shares.with_tools == shares.bound  # nothing is kept after the last call
+
+
+def test_a_wait_holds_kv_for_as_many_steps_as_are_made_meanwhile(small: Workload) -> None:
+    one = jobs_of(small, turns=2, tool_seconds=0.5)
+    seconds = generation(one, ceiling(one, 0).with_tools)
+    steps = (seconds - 200 * 0.001 - 3 * 512 / 10_000) / 0.02
+    assert steps * 22_000 == pytest.approx(102 * 1100 + 101 * 1300 + 1100 * 0.5 * steps / seconds)
+
+
+def test_after_a_long_wait_prefilling_again_is_cheaper(small: Workload) -> None:
+    one = jobs_of(small, turns=2, tool_seconds=50.0)
+    held = 104 * 1100 + 101 * 1300  # two chunks more
+    assert generation(one, ceiling(one, 0).with_tools) == pytest.approx(0.02 * held / 22_000 + 200 * 0.001 + 5 * 512 / 10_000)

@@ -101,22 +101,22 @@ def test_a_split_stays_and_loses_no_kv(w1: Workload) -> None:
         assert cluster.generating == 5
         await end(tasks)
 
-    play(w1, Balance(3, pile=8, begun=True), script)
+    play(w1, Balance(3, pile=8, few=2, begun=True), script)
 
 
 def test_training_has_the_units_that_it_keeps_busy(w1: Workload) -> None:
-    assert balance(w1, w1.limits(w1.draw(0, 0))) == Balance(2, pile=24)
+    assert balance(w1, w1.limits(w1.draw(0, 0))) == Balance(2, pile=24, few=6)
 
 
 def test_a_unit_joins_training_while_groups_pile_up(w1: Workload) -> None:
     async def script(cluster: Cluster) -> None:
         cluster.to_come = 1
-        for backlog, generating in ((0, 8), (7, 8), (8, 5), (3, 5), (0, 6), (7, 6), (9, 5)):
+        for backlog, generating in ((0, 8), (7, 8), (8, 5), (3, 5), (2, 6), (7, 6), (9, 5)):
             cluster.backlog = backlog
             cluster.review()
             assert cluster.generating == generating
 
-    play(w1, Balance(2, pile=8), script)
+    play(w1, Balance(2, pile=8, few=2), script)
 
 
 def test_the_last_runs_have_all_units_until_they_need_no_more(w1: Workload) -> None:
@@ -137,7 +137,7 @@ def test_the_last_runs_have_all_units_until_they_need_no_more(w1: Workload) -> N
         await cluster.publish()
         assert cluster.generating == 8
 
-    play(w1, Balance(3, pile=8, begun=True), script)
+    play(w1, Balance(3, pile=8, few=2, begun=True), script)
 
 
 def test_elastic_generation_keeps_what_it_needs(w1: Workload) -> None:

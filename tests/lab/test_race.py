@@ -74,6 +74,26 @@ def test_a_dispatcher_that_is_not_there_is_named_before_anything_runs(small: str
         bench_dispatch(Console(file=io.StringIO()), small, [0], where)
 
 
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("return", "6 of 6 trajectories that did not go through init, run and reward once each, such as one with none of them"),
+        ("[await s.initialize() for t in trajectories.values() for s in t.values()]", "such as one with init"),
+        ("cfg['nothing']", "KeyError: 'nothing' (dispatch, line 3)"),
+        ("await asyncio.Event().wait()", "nothing left to wait for"),
+        ("raise SystemExit(0)", "SystemExit: 0 (dispatch, line 3)"),
+        ("raise asyncio.CancelledError", "CancelledError"),
+    ],
+)
+def test_a_dispatcher_that_fails_or_leaves_something_out_is_named(small: str, tmp_path: Path, body: str, complaint: str) -> None:
+    head = "import asyncio\nasync def dispatch(cfg, trajectories, init_fn, run_fn, eval_fn):\n"
+    (tmp_path / "mine.py").write_text(f"{head}    {body}\n")
+    with pytest.raises(UsageError) as raised:
+        bench_dispatch(Console(file=io.StringIO()), small, [0], f"{tmp_path}/mine.py:dispatch")
+    assert str(raised.value).startswith(f"--dispatcher {tmp_path}/mine.py:dispatch: ")
+    assert complaint in str(raised.value)
+
+
 def test_overhead_is_told_as_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "ROLLOUTS", 500)
     printed = io.StringIO()

@@ -70,6 +70,8 @@ def test_every_workload_that_ships_can_be_read() -> None:
         ("units = 8", "units = 0", "engine.units = 0: input should be greater than 0"),
         ("end = 32768", "end = 2000", "context.end = 2000 leaves no room after context.start = 3000"),
         ("kv_tokens = 690000", "kv_tokens = 30000", "engine.kv_tokens = 30000 does not hold one context of 32768"),
+        ("least = 4", "least = 51", "turns.least = 51 is more than turns.most = 50"),
+        ("mean = 80.0", "mean = inf", "init.mean = inf: input should be a finite number"),
         ("[batch]", "[batch", "not valid TOML"),
     ],
 )
