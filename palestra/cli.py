@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides.append(word)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        _check_json(getattr(options, "json", None))
         code: int = options.verb(options)
     except UsageError as error:
         return _complain(error, 2)
@@ -309,6 +310,10 @@ def _backends_run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from palestra.plan import plan, render
 
+    if options.picture is not None and options.picture.is_dir():
+        raise UsageError(
+            f"--picture {options.picture} is a folder; give the file to draw, such as {options.picture / 'plan.png'}"
+        )
     made = plan(options.run, options.picture or options.run / "plan.png")
     render(made, Console(soft_wrap=True, highlight=False, markup=False))
     _write_json(options.json, made.to_json())
@@ -334,11 +339,16 @@ def _bench_engine(options: argparse.Namespace) -> int:
 def _bench_dispatch(options: argparse.Namespace) -> int:
     from palestra.bench.dispatch import bench_dispatch
 
-    console = Console(highlight=False, width=None if Console().is_terminal else 150)  # tables need room in a file too
+    # Tables need room in a file too, and a path is no markup.
+    console = Console(highlight=False, markup=False, width=None if Console().is_terminal else 150)
     if options.pictures is not None:
         from palestra.lab.picture import draw_schedules
 
-        for picture in draw_schedules(options.pictures):
+        try:
+            pictures = draw_schedules(options.pictures)
+        except OSError as error:
+            raise UsageError(f"--pictures {options.pictures}: {error.strerror}; give a folder that can be written") from None
+        for picture in pictures:
             console.print(str(picture))
         return 0
     if options.overhead:
@@ -354,7 +364,9 @@ def _bench_dispatch(options: argparse.Namespace) -> int:
     try:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {options.seeds}: give whole numbers, separated by commas, such as 0,1,2") from None
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise UsageError(f"--seeds {options.seeds}: give whole numbers from 0 on, separated by commas, such as 0,1,2")
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"--steps {options.steps}: give 1 or more")
     _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps))
@@ -376,6 +388,12 @@ def _bench_sandbox(options: argparse.Namespace) -> int:
     console = Console(soft_wrap=True, highlight=False)
     _write_json(options.json, bench_sandbox(console, options.crowd, options.cycles, options.podman))
     return 0
+
+
+def _check_json(path: Path | None) -> None:
+    """Before the work, not after it."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"--json {path}: there is no folder {path.parent}")
 
 
 def _write_json(path: Path | None, value: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from palestra import config as configs
 from palestra.config import Config
 from palestra.errors import ConfigError, StorageError
+from palestra.ledger.store import lock
 
 
 class RunFolder:
@@ -32,8 +33,8 @@ class RunFolder:
                     f"{path} holds a run already; go on with `palestra train --resume {path}`, "
                     f"keep it aside with --fresh, or name another with run.folder=PATH"
                 )
-            with _storing(path):
-                path.rename(free_name(path))
+            with lock(run.ledger), _storing(path):  # a run that is being written stays where it is
+                path.rename(free_name(path.resolve()))  # whose name is not "."
         with _storing(path):
             run.cache.mkdir(parents=True, exist_ok=True)
             run.checkpoints.mkdir(exist_ok=True)

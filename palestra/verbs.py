@@ -61,6 +61,10 @@ def evaluate(config: Config | str | Path, *overrides: str, resume: bool = False,
         if overrides:
             raise UsageError("an evaluation goes on as it was begun: overrides do not go with resume")
         run, resolved = RunFolder.reopen(Path(str(config)))
+        if run.metrics.exists():
+            raise UsageError(
+                f"{run.path} is a run of `palestra train`; give the folder of an evaluation, such as {run.path / 'eval.1'}"
+            )
         environments.require(resolved.backend.environment)
     else:
         resolved = _load(config, overrides)

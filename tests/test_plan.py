@@ -206,6 +206,20 @@ async def test_retries_and_a_run_that_was_killed(runs: Runs) -> None:
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
+class Uneven(Sleeper):
+    async def score(self, artifact: JSON, trajectory: Trajectory, stack: AsyncExitStack) -> float:
+        await asyncio.sleep(0.1 * (int(self.id.split("-")[1]) % 3))
+        return await super().score(artifact, trajectory, stack)
+
+
+async def test_of_an_oversampled_step_the_groups_are_replayed_that_it_trained_on(runs: Runs) -> None:
+    runs.task = Uneven
+    folder = await runs.train("extra", STREAM, {"steps": 4, "oversample": 2.0})
+    steps = read(folder).steps
+    assert len(steps) >= 3  # with the wrong groups half of them would seem interrupted; on a busy machine one may
+    assert all(group.gave for step in steps for group in step.groups)
+
+
 async def test_the_command_prints_draws_and_writes(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = await runs.train("run", STREAM)
     assert await asyncio.to_thread(main, ["plan", str(folder), "--json", str(tmp_path / "plan.json")]) == 0

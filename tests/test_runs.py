@@ -5,9 +5,10 @@ import pytest
 
 from palestra import config as configs
 from palestra.config import Config
-from palestra.errors import ConfigError, StorageError
+from palestra.errors import ConfigError, StorageError, UsageError
 from palestra.ledger import Ledger
 from palestra.runs import RunFolder, free_name
+from palestra.verbs import evaluate
 
 
 def make_config(folder: Path) -> Config:
@@ -44,6 +45,24 @@ def test_fresh_keeps_earlier_runs_aside(tmp_path: Path) -> None:
         run = RunFolder.create(path, make_config(tmp_path), fresh=True)
         run.ledger.write_text(str(number))
     assert [(tmp_path / name / "ledger.sqlite").read_text() for name in ("run.1", "run.2", "run")] == ["0", "1", "2"]
+
+
+def test_the_folder_one_stands_in_cannot_be_kept_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ledger.sqlite").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=r"cannot write in \.: "):
+        RunFolder.create(Path(), make_config(tmp_path), fresh=True)
+
+
+def test_a_run_that_is_being_written_is_not_kept_aside(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run = RunFolder.create(path, make_config(tmp_path))
+    with Ledger.open(run.ledger):
+        with pytest.raises(StorageError, match="is being written by process"):
+            RunFolder.create(path, make_config(tmp_path), fresh=True)
+        assert not (tmp_path / "run.1").exists()
+    RunFolder.create(path, make_config(tmp_path), fresh=True)
+    assert (tmp_path / "run.1" / "ledger.sqlite").exists()
 
 
 def test_free_name_skips_what_is_there(tmp_path: Path) -> None:
@@ -101,3 +120,14 @@ def test_a_summary_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
     assert json.loads(run.summary.read_text()) == {"final": 0.5}
     run.write_summary({"final": 0.75})
     assert json.loads(run.summary.read_text()) == {"final": 0.75}
+
+
+def test_an_evaluation_is_not_resumed_in_the_folder_of_a_training_run(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", make_config(tmp_path))
+    run.append_metrics({"step": 0})
+    run.write_summary({"steps": 4})
+    with pytest.raises(
+        UsageError, match=r"run is a run of `palestra train`; give the folder of an evaluation, such as .*eval\.1"
+    ):
+        evaluate(run.path, resume=True)
+    assert json.loads(run.summary.read_text()) == {"steps": 4}

@@ -1,8 +1,10 @@
 """The scheduler lab's race: published schedules and our own over one workload, on a virtual clock, against the physical limit."""
 
+import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,8 +15,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from palestra.dispatch.stream import Stream
-from palestra.errors import UsageError
-from palestra.lab.ceiling import bound, ceiling
+from palestra.errors import UsageError, where_it_failed
+from palestra.lab.ceiling import ceiling
 from palestra.lab.cluster import Elastic, balance
 from palestra.lab.own import Setup, simulate_own
 from palestra.lab.published import batch, bounded, pipeline
@@ -59,7 +61,13 @@ class _Outside:
     where: str
 
     def __call__(self, workload: Workload, seed: int, steps: int) -> Figures:
-        return _Published(find_outside(self.where), 96)(workload, seed, steps)
+        schedule = find_outside(self.where)
+        try:
+            return _Published(schedule, 96)(workload, seed, steps)
+        except UsageError as error:
+            raise UsageError(f"--dispatcher {self.where}: {error}") from None
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001  # the user can mend it
+            raise UsageError(f"--dispatcher {self.where}: {where_it_failed(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def own_setup(workload: Workload, staleness: int) -> Setup:
     """Stream as one would configure it for this workload: as many inits and rewards at once as have a processor. Strictly
     on-policy, all runs of a step are admitted, and units turn to training as runs end. With staleness, some units always train,
     and runs are admitted up to the KV of the others."""
-    init, reward = int(workload.init.capacity), int(workload.reward.capacity)
+    init, reward = (max(1, int(stage.capacity)) for stage in (workload.init, workload.reward))
     rollouts = workload.batch.tasks * workload.batch.samples
     if staleness == 0:
         return Setup(lambda: Stream(init, rollouts, reward, rollouts * 3 // 2), Elastic, 0)
@@ -104,23 +112,32 @@ def bench_dispatch(
     workload = load(workload_name)
     count = workload.batch.steps if steps is None else steps
     if outside is not None:
-        find_outside(outside)  # a mistake in it shows at once
+        _Outside(outside)(workload, seeds[0], 1)  # a mistake in it shows at once
     console.print(f"{workload_name}: {count} steps of {workload.batch.tasks} × {workload.batch.samples}, seeds {list(seeds)}")
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with _processes() as pool:
         best = _tune(workload, pool, seeds[0], min(SWEEP_STEPS, count))
         console.print(f"the published pipeline is best here with {best.agents} agents and {best.judges} judges")
         entries = [*_entries(best), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
         running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
-        ceilings = [pool.submit(ceiling, workload, seed) for seed in seeds]
         results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
         rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
         console.print(_table(rows))
-        highest = fmean(future.result() for future in ceilings)
+    ceilings = [ceiling(workload, seed) for seed in seeds]
     console.print(
-        f"this engine, never short of rollouts, would reach {highest:.3f} of the limit; "
-        f"no schedule can exceed {fmean(bound(workload, seed) for seed in seeds):.3f}"
+        f"no schedule can exceed {fmean(each.bound for each in ceilings):.3f} of the limit, "
+        f"nor {fmean(each.with_tools for each in ceilings):.3f} with steps of equal length"
     )
     return rows
+
+
+@contextmanager
+def _processes() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        try:
+            yield pool
+        except BaseException:  # whoever interrupts it does not wait for what has not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _entries(best: _Published) -> list[Entry]:

@@ -75,7 +75,7 @@ __all__ = [
 class Run(Section):
     folder: Path
     """Where the run's ledger, checkpoints, metrics and pictures go; relative to where the command is called."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
 
 class Tasks(Section):

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palestra.config.section import Section
 
@@ -58,7 +58,7 @@ class StreamDispatch(_Dispatch):
     """Rollouts in their reward at once."""
     runtimes: PositiveInt | None = None
     """Runtimes open at once, prewarmed ones included; init + run when not given."""
-    kv_share: PositiveFloat = 1.0
+    kv_share: Annotated[FiniteFloat, Field(gt=0)] = 1.0
     """Runs are admitted while all their contexts, at full length, are at most this share of the sampler's KV tokens."""
 
 

@@ -62,7 +62,7 @@ class Store:
             raise StorageError(f"{path}: there is no ledger here")
         with ExitStack() as opened:
             if not read_only:
-                opened.enter_context(_lock(path))
+                opened.enter_context(lock(path))
                 if not path.exists():
                     _create(path)
             self._connection = opened.enter_context(closing(_connect(path, read_only)))
@@ -118,23 +118,24 @@ class Store:
             raise StorageError(f"cannot {doing} {self.path}: the file is damaged: {error}") from error
 
 
-def _lock(path: Path) -> FileIO:
-    """The lock is flock's, not the file's existence: the system frees it however the process ends."""
+def lock(path: Path) -> FileIO:
+    """Keeps other writers of this ledger out until it is closed. The lock is flock's, not the file's existence: the system frees
+    it however the process ends."""
     with ExitStack() as opened:
         try:
             # A file beside the database: opening and closing the database itself would drop the locks SQLite holds on it.
-            lock = opened.enter_context(path.with_name(path.name + ".lock").open("a+b", buffering=0))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock.truncate(0)
-            lock.write(b"%d" % os.getpid())
+            file = opened.enter_context(path.with_name(path.name + ".lock").open("a+b", buffering=0))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(b"%d" % os.getpid())
         except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().decode()
+            file.seek(0)
+            owner = file.read().decode()
             raise StorageError(f"{path} is being written by process {owner}; a run has one writer at a time") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be locked for writing: {error.strerror}") from error
         opened.pop_all()
-        return lock
+        return file
 
 
 def _create(path: Path) -> None:
