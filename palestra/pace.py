@@ -75,8 +75,10 @@ class Pace:
         if not self.allows(number):  # of a later step, and complete already since none of its rollouts came to a run
             return False
         self._open(number)
-        places = self._groups - self._taken - 1
-        for last_call in range(self.version - self._staleness, self._begun[number]):
+        # Nothing has to be taken before the oldest is due; until then steps only bring places.
+        now, oldest = self.version - self._staleness, min(self._begun.values())
+        places = self._groups - self._taken - 1 + max(0, oldest - now) * self._groups
+        for last_call in range(max(now, oldest), self._begun[number]):
             if sum(version <= last_call for version in self._begun.values()) > places:
                 return False
             places += self._groups

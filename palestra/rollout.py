@@ -290,7 +290,7 @@ async def _close(stack: AsyncExitStack) -> None:
 
 
 async def _close_in_time(stack: AsyncExitStack) -> None:
-    closing = asyncio.create_task(stack.aclose())
+    closing = asyncio.create_task(_close_without_exit(stack))
     _, late = await asyncio.wait([closing], timeout=CLOSE_SECONDS)
     if not late:
         return closing.result()
@@ -299,6 +299,14 @@ async def _close_in_time(stack: AsyncExitStack) -> None:
             closing.cancel()
             _, late = await asyncio.wait([closing], timeout=PART_SECONDS)
     raise TimeoutError(f"the runtime was not closed within {CLOSE_SECONDS:g} s")
+
+
+async def _close_without_exit(stack: AsyncExitStack) -> None:
+    """In a task of its own an exit would end the whole program."""
+    try:
+        await stack.aclose()
+    except SystemExit as error:
+        raise RuntimeError(where_it_failed(error)) from error
 
 
 def describe(failure: Failure) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from palestra import config as configs
 from palestra.config import Config
 from palestra.errors import ConfigError, StorageError
+from palestra.ledger import Ledger
 from palestra.ledger.store import lock
 
 
@@ -52,12 +53,26 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows so far, without one that a full disk cut short."""
+        """The rows so far, without one that a full disk cut short or that is damaged."""
         rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else ():
+        for line in self.metrics.read_bytes().splitlines() if self.metrics.exists() else ():
             with suppress(ValueError):
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    rows.append(row)
         return rows
+
+    def refuse_fewer_steps(self, config: Config) -> None:
+        """A run cannot go back: its config may have been edited since."""
+        if config.training is None or not self.ledger.exists():
+            return
+        with Ledger.open(self.ledger, read_only=True) as ledger:
+            done = ledger.committed_step() + 1
+        if done > config.training.steps:
+            raise ConfigError(
+                f"{self.path} has {done} steps behind it, so training.steps = {config.training.steps} in its config.toml "
+                f"is too few; set it to {done} or more"
+            )
 
     def keep_metrics(self, before: int) -> None:
         """Forget the rows of what a run that goes on from this step will do again."""

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ def load(section: Tasks, key: str) -> list[AnyTask]:
         raise ConfigError(f"the key 'tasks.{key}' is missing; write {key} = \"module:object\"")
     found = find_object(name, section.folder, f"tasks.{key}")
     with _without_exit(f"tasks.{key} = {name!r}"):
-        made = _call(found, section.arguments, name) if callable(found) else found
+        made = _made(found, section.arguments, name)
     try:
         tasks = list(made)
     except TypeError:
@@ -32,12 +32,17 @@ def load(section: Tasks, key: str) -> list[AnyTask]:
     return tasks
 
 
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
+def _made(found: Any, arguments: Mapping[str, Any], name: str) -> Any:
+    misfit = f"tasks.arguments = {dict(arguments)!r} does not fit {name!r}"
+    if not callable(found):
+        if arguments:
+            raise ConfigError(f"{misfit}: it is {type(found).__name__}, not a function")
+        return found
     try:
-        inspect.signature(function).bind(**arguments)
+        inspect.signature(found).bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"tasks.arguments = {dict(arguments)!r} does not fit {name!r}: {error}") from None
-    return function(**arguments)
+        raise ConfigError(f"{misfit}: {error}") from None
+    return found(**arguments)
 
 
 def _check(tasks: Sequence[object], where: str) -> None:

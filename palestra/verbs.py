@@ -33,6 +33,7 @@ def train(
         if overrides or fresh:
             raise UsageError("a run goes on as it was begun: overrides and fresh do not go with resume")
         run, resolved = RunFolder.reopen(Path(str(config)))
+        run.refuse_fewer_steps(resolved)
         environments.require(resolved.backend.environment)
     else:
         resolved = _load(config, overrides)

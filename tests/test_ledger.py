@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -532,6 +533,30 @@ def test_verify_finds_a_damaged_file(path: Path) -> None:
         file.write(b"\xa5" * 4096 * 20)
     with Ledger.open(path, read_only=True) as ledger:
         assert ledger.verify()
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "bytes_"),
+    [("trajectories", "body", b'{"openings": [['), ("trajectories", "body", b"[]"), ("segments", "tokens", b"\1\2\3")],
+)
+def test_a_damaged_record_is_named(path: Path, table: str, column: str, bytes_: bytes) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.record(key(4), ended())
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"UPDATE {table} SET {column} = ?", (bytes_,))
+    with Ledger.open(path, read_only=True) as ledger, pytest.raises(StorageError) as caught:
+        list(ledger.trajectories())
+    assert str(caught.value).startswith(f"cannot read the trajectory train 4 b't' 0 in {path}: its bytes are damaged: ")
+
+
+def test_damaged_metrics_of_a_step_are_named(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.record(key(), ended())
+        ledger.commit_steps([StepRecord(0, {"reward": 1.0}, [key()])], "step-00001")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE steps SET metrics = x'ff'")
+    with Ledger.open(path, read_only=True) as ledger, pytest.raises(StorageError, match="its bytes are damaged"):
+        ledger.steps()
 
 
 # A full disk

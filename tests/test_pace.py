@@ -177,7 +177,7 @@ def campaigns(kind: str, extra: st.SearchStrategy[int] = st.integers(0, 3)) -> s
         groups=st.integers(1, 3),
         steps=st.integers(1, 5),
         samples=st.integers(1, 3),
-        staleness=st.integers(0, 3),
+        staleness=st.integers(0, 3) | st.just(10**9),
         extra=st.just(0) | extra,
         seconds=st.lists(st.tuples(seconds, seconds | st.just(60.0), seconds), min_size=1, max_size=8),
         faults=st.lists(st.sampled_from(["none", "none", "none", "bug", "once", "always"]), min_size=1, max_size=5),

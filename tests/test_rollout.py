@@ -211,6 +211,21 @@ async def test_a_helper_that_dies_in_a_task_group_of_the_runtime_fails_the_rollo
     assert task.diary.open == 0
 
 
+async def test_a_runtime_that_ends_the_program_as_it_closes_ends_only_itself(renderer: Renderer) -> None:
+    class Leaving(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            env = await super().setup(stack)
+            stack.callback(leave)
+            return env
+
+    task = Leaving("a")
+    trajectory = await advance(make(renderer, task))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.stage, trajectory.failure.kind) == ("run", "bug")
+    assert "SystemExit: 0 (leave, line " in trajectory.failure.detail
+    assert task.diary.open == 0
+
+
 async def test_what_a_stage_sets_in_its_context_the_next_one_finds(renderer: Renderer) -> None:
     name: ContextVar[str] = ContextVar("name")
 

@@ -6,9 +6,9 @@ import pytest
 from palestra import config as configs
 from palestra.config import Config
 from palestra.errors import ConfigError, StorageError, UsageError
-from palestra.ledger import Ledger
+from palestra.ledger import Ledger, StepRecord
 from palestra.runs import RunFolder, free_name
-from palestra.verbs import evaluate
+from palestra.verbs import evaluate, train
 
 
 def make_config(folder: Path) -> Config:
@@ -90,7 +90,9 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     for step in range(3):
         run.append_metrics({"step": step, "reward": 0.5})
     with run.metrics.open("a") as file:
-        file.write('{"step": 3, "rew')  # a full disk
+        file.write('17\n{"reward": 0.5}\n\n')
+    with run.metrics.open("ab") as raw:
+        raw.write(b'{"step": 9, "\xff": 1}\n{"step": 3, "rew')  # a full disk
     assert run.read_metrics() == [{"step": step, "reward": 0.5} for step in range(3)]
 
 
@@ -120,6 +122,18 @@ def test_a_summary_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
     assert json.loads(run.summary.read_text()) == {"final": 0.5}
     run.write_summary({"final": 0.75})
     assert json.loads(run.summary.read_text()) == {"final": 0.75}
+
+
+def test_a_run_does_not_go_back(tmp_path: Path) -> None:
+    training = {"steps": 1, "groups": 1, "samples": 2, "learning_rate": 1e-4}
+    tasks = {"train": "task:rows", "heldout": "task:rows", "folder": str(tmp_path)}
+    run = RunFolder.create(tmp_path / "run", configs.parse({"run": {"folder": "run"}, "tasks": tasks, "training": training}))
+    with Ledger.open(run.ledger) as ledger:
+        ledger.commit_steps([StepRecord(0, {}, []), StepRecord(1, {}, [])], "step-00002")
+    with pytest.raises(
+        ConfigError, match=r"run has 2 steps behind it, so training\.steps = 1 .* is too few; set it to 2 or more"
+    ):
+        train(run.path, resume=True)
 
 
 def test_an_evaluation_is_not_resumed_in_the_folder_of_a_training_run(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_arguments_go_to_the_function(folder: Path) -> None:
     [
         ("task:some", {"cuont": 3}, ["tasks.arguments", "'cuont': 3", "'task:some'", "unexpected keyword argument 'cuont'"]),
         ("task:needy", {}, ["tasks.arguments", "'task:needy'", "missing a required argument: 'path'"]),
+        ("task:rows", {"count": 3}, ["tasks.arguments", "'task:rows'", "it is list, not a function"]),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(folder: Path, name: str, arguments: dict[str, object], words: list[str]) -> None:

@@ -18,6 +18,9 @@ from palestra.errors import ConfigError, nearest
 
 FOLDER = Path(__file__).parent / "workloads"
 
+MOST_TURNS = 10_000_000
+"""Of one step: they are drawn all at once."""
+
 
 class Quantities(Section):
     """Numbers that are finite."""
@@ -166,6 +169,11 @@ class Workload(Quantities):
             section: Turns | Tokens = getattr(self, name)
             if section.least > section.most:
                 raise ValueError(f"{name}.least = {section.least} is more than {name}.most = {section.most}")
+        turns = self.batch.tasks * self.batch.samples * self.turns.most
+        if turns > MOST_TURNS:
+            raise ValueError(
+                f"batch.tasks · batch.samples · turns.most = {turns} turns a step; the lab plays at most {MOST_TURNS} of them"
+            )
         if self.context.end > self.engine.kv_tokens:
             raise ValueError(f"engine.kv_tokens = {self.engine.kv_tokens} does not hold one context of {self.context.end}")
         return self

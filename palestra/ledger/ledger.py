@@ -155,7 +155,9 @@ class Ledger:
 
     def steps(self) -> dict[int, dict[str, JSON]]:
         """The metrics of every committed step, in order."""
-        return {step: from_bytes(metrics) for step, metrics in self._store.rows("SELECT step, metrics FROM steps ORDER BY step")}
+        rows = self._store.rows("SELECT step, metrics FROM steps ORDER BY step")
+        with self._store.whole("a step's metrics"):
+            return {step: from_bytes(metrics) for step, metrics in rows}
 
     def settled(self) -> set[tuple[int, str]]:
         """The training groups that committed steps have taken, as step and task."""
@@ -184,8 +186,9 @@ class Ledger:
                 (tokens, mask, logprobs, versions) for tokens, mask, logprobs, versions in self._store.rows(arrays, number)
             ]
         phase, step, task, index, state, attempts, reward, stop, body = row
-        key = Key(phase, step, task.decode("utf-8", "surrogatepass"), index)
-        return Recorded(key, state, attempts, unpack(key.task_id, index, reward, stop, body, segments))
+        with self._store.whole(f"the trajectory {phase} {step} {task!r} {index}"):
+            key = Key(phase, step, task.decode("utf-8", "surrogatepass"), index)
+            return Recorded(key, state, attempts, unpack(key.task_id, index, reward, stop, body, segments))
 
 
 def _values(key: Key) -> tuple[str, int, bytes, int]:

@@ -107,6 +107,14 @@ class Store:
                 raise
 
     @contextmanager
+    def whole(self, what: str) -> Iterator[None]:
+        """SQLite returns whatever bytes are in its file: what cannot be unpacked was damaged there."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StorageError(f"cannot read {what} in {self.path}: its bytes are damaged: {error}") from error
+
+    @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
         try:
             yield

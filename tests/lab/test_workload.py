@@ -71,6 +71,7 @@ def test_every_workload_that_ships_can_be_read() -> None:
         ("end = 32768", "end = 2000", "context.end = 2000 leaves no room after context.start = 3000"),
         ("kv_tokens = 690000", "kv_tokens = 30000", "engine.kv_tokens = 30000 does not hold one context of 32768"),
         ("least = 4", "least = 51", "turns.least = 51 is more than turns.most = 50"),
+        ("most = 50", "most = 1000000000", "= 512000000000 turns a step; the lab plays at most 10000000 of them"),
         ("mean = 80.0", "mean = inf", "init.mean = inf: input should be a finite number"),
         ("[batch]", "[batch", "not valid TOML"),
     ],

@@ -217,7 +217,7 @@ class TorchTrainer:
 
     def _load(self, folder: Path) -> None:
         state = torch.load(folder / "trainer.pt", map_location=self._device, weights_only=True)
-        if state["masters"].keys() != self._masters.keys():
+        if _shapes(state["masters"]) != _shapes(self._masters):
             raise ModelError(f"checkpoint {folder} is of another model or adapter; resume with the config it was made with")
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -232,6 +232,10 @@ class TorchTrainer:
             lora.save_adapter(self._model, folder, self._source)
         else:
             self._model.save_pretrained(folder)
+
+
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def _masters(model: Any) -> dict[str, torch.nn.Parameter]:

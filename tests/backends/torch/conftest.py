@@ -64,6 +64,7 @@ def engine(tiny: Callable[[str], Path]) -> Callable[..., Any]:
     async def start(
         kind: str = "llama",
         train: str = "lora",
+        rank: int = 4,
         temperature: float = 1.0,
         kv_tokens: int = 100_000,
         dtype: torch.dtype = torch.float32,
@@ -71,7 +72,7 @@ def engine(tiny: Callable[[str], Path]) -> Callable[..., Any]:
         sampler = TorchSampler(load(tiny(kind), dtype), kv_tokens=kv_tokens)
         learner = load(tiny(kind), dtype)
         if train == "lora":
-            lora.adapt(learner, rank=4, alpha=8, seed=0)
+            lora.adapt(learner, rank=rank, alpha=8, seed=0)
         trainer = TorchTrainer(
             learner,
             sampler,

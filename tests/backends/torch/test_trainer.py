@@ -184,8 +184,9 @@ async def test_discard_forgets_and_an_empty_step_is_an_error(engine: Engine) -> 
             await trainer.step(1e-2)
 
 
-async def test_a_checkpoint_of_another_kind_is_refused(engine: Engine, tmp_path: Path) -> None:
-    async with engine(train="full") as (_, trainer):
+@pytest.mark.parametrize("other", [{"train": "full"}, {"rank": 3}])
+async def test_a_checkpoint_of_another_kind_is_refused(engine: Engine, tmp_path: Path, other: dict[str, Any]) -> None:
+    async with engine(**other) as (_, trainer):
         await trainer.save(tmp_path)
     async with engine() as (_, trainer):
         with pytest.raises(ModelError, match="another model or adapter"):
