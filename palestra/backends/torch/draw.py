@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from palestra.errors import ModelError
+
 BLOCK = 256
 """The vocabulary is searched in two levels, since one running sum over all of it costs more than everything else here."""
 
@@ -13,6 +15,8 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor
     greedy = temperatures == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
     peak, likeliest = scaled.max(-1)
+    if not peak.isfinite().all():
+        raise ModelError("the model's logits are not finite: training has diverged, or its weights overflow in this dtype")
     mass = torch.nn.functional.pad((scaled - peak[:, None]).exp_(), (0, -scaled.shape[-1] % BLOCK))
     blocks = mass.reshape(len(mass), -1, BLOCK)
     sums = blocks.sum(-1).double()

@@ -17,7 +17,7 @@ from palestra.backends.torch.draw import draw
 from palestra.backends.torch.packed import pack, replace_weight
 from palestra.backends.torch.pieces import Piece, PiecesPlan
 from palestra.backends.torch.placement import Placement, Request, Strand
-from palestra.errors import InfrastructureError
+from palestra.errors import InfrastructureError, ModelError
 from palestra.protocols import Capacity, Sampling
 from palestra.trajectory import Completion, FinishReason
 
@@ -44,7 +44,7 @@ class TorchSampler:
         self._arrived: list[tuple[Strand, Request]] = []
         self._left: list[Strand] = []
         self._closed = False
-        self._ended: str | None = None
+        self._ended: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="palestra-sampler", daemon=True)
         self.prefilled_tokens = 0
         self.sampled_tokens = 0
@@ -93,27 +93,29 @@ class TorchSampler:
     def submit(self, strand: Strand, request: Request) -> None:
         with self._news:
             if self._ended is not None:
-                raise InfrastructureError(f"the sampler has stopped: {self._ended}")
+                raise self._ended
             self._arrived.append((strand, request))
             self._news.notify()
 
     # --- the engine's thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        reason = "it was closed"
+        ended: Exception = InfrastructureError("the sampler has stopped: it was closed")
         try:
             while self._wait_for_work():
                 with self._weights, torch.inference_mode():
                     self._take_news()
                     self._step()
+        except ModelError as error:
+            ended = error
         except Exception as error:  # noqa: BLE001  # the boundary of the thread: whatever it was, those who wait must hear of it
-            reason = f"it failed: {type(error).__name__}: {error}"
+            ended = InfrastructureError(f"the sampler has stopped: it failed: {type(error).__name__}: {error}")
         with self._news:
-            self._ended = reason
+            self._ended = ended
             waiting = [request for _, request in self._arrived]
             waiting += [strand.request for strand in self._placement.running() if strand.request is not None]
         for request in waiting:
-            request.deliver(InfrastructureError(f"the sampler has stopped: {reason}"))
+            request.deliver(ended)
 
     def _wait_for_work(self) -> bool:
         """False when it is time to stop."""

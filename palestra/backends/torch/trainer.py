@@ -147,6 +147,11 @@ class TorchTrainer:
             if master.grad is not None:
                 master.grad.div_(scale)
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._max_grad_norm)
+        if not norm.isfinite():  # one step with it, and no weight would be a number any more
+            raise ModelError(
+                f"the gradient's norm is {norm.item()}: training has diverged, and this step is not taken; "
+                "try a lower learning_rate or training.max_grad_norm"
+            )
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from palestra.backends.torch.draw import draw
-from palestra.errors import InfrastructureError
+from palestra.errors import InfrastructureError, ModelError
 from palestra.protocols import Sampling
 from palestra.trajectory import Completion, Sample, Segment
 
@@ -245,6 +245,14 @@ async def test_a_broken_engine_tells_those_who_wait(engine: Engine) -> None:
             await session.sample([10**6, 3, 4], Sampling(1.0, 5))
         with pytest.raises(InfrastructureError, match="has stopped"):
             await session.sample([3, 4], Sampling(1.0, 5))
+
+
+async def test_a_model_that_gives_no_numbers_ends_the_run_and_not_only_its_rollouts(engine: Engine) -> None:
+    async with engine() as (sampler, _), sampler.session(0, 100) as session:
+        sampler.replace_weights({"model.norm.weight": torch.full((48,), torch.nan)}, 1)
+        for _ in range(2):
+            with pytest.raises(ModelError, match="the model's logits are not finite: training has diverged"):
+                await session.sample([5, 6, 7], Sampling(1.0, 4))
 
 
 def test_draws_follow_the_distribution() -> None:

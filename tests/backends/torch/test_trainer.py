@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,18 @@ async def test_discard_forgets_and_an_empty_step_is_an_error(engine: Engine) -> 
         await trainer.discard()
         with pytest.raises(ValueError, match="nothing was accumulated"):
             await trainer.step(1e-2)
+
+
+async def test_a_step_whose_gradient_is_not_finite_is_not_taken(engine: Engine, tmp_path: Path) -> None:
+    async with engine() as (_, trainer):
+        good = random_samples(1)
+        await trainer.save(tmp_path / "before")
+        await trainer.accumulate([replace(sample, advantage=float("inf")) for sample in good], REWARD)
+        with pytest.raises(ModelError, match="training has diverged, and this step is not taken; try a lower learning_rate"):
+            await trainer.step(1e-2)
+        await trainer.save(tmp_path / "after")
+    before, after = (torch.load(tmp_path / name / "trainer.pt") for name in ("before", "after"))
+    assert all(torch.equal(weight, after["masters"][name]) for name, weight in before["masters"].items())
 
 
 @pytest.mark.parametrize("other", [{"train": "full"}, {"rank": 3}])
