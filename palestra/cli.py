@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -391,15 +392,21 @@ def _bench_sandbox(options: argparse.Namespace) -> int:
 
 
 def _check_json(path: Path | None) -> None:
-    """Before the work, not after it."""
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {path.parent}")
+    """Before the work, not after it. A folder that is not there is made in the end."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"--json {path}: this is a folder; name a file in it")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"--json {path}: nothing can be written in {above}")
 
 
 def _write_json(path: Path | None, value: object) -> None:
     if path is None:
         return
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--json {path}: {error.strerror}") from None

@@ -16,7 +16,7 @@ from palestra.hints import Hints
 from palestra.ledger import Ledger
 from palestra.pace import Pace
 from palestra.protocols import Dispatcher, Policies, Sampling
-from palestra.rollout import OpenPolicy, OpenTools, Patience, Rollout, at_once, no_more_tools, seed_of
+from palestra.rollout import OpenPolicy, OpenTools, Patience, Rollout, at_once, being_cancelled, no_more_tools, seed_of
 from palestra.task import AnyTask
 from palestra.trajectory import Group, Key, Phase, Stage, Trajectory
 
@@ -226,7 +226,9 @@ async def prepare(task: AnyTask, cache: Path) -> None:
         await task.prepare(cache)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if being_cancelled():
+            raise
         raise TaskError(f"task {task.id!r}: prepare() failed: {type(error).__name__}: {error}") from error
 
 

@@ -5,15 +5,15 @@ task did is not. A dispatcher only decides when.
 """
 
 import asyncio
-import contextvars
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from palestra import agent
-from palestra.errors import InfrastructureError, UsageError, where_it_failed
+from palestra.errors import InfrastructureError, UsageError, cause, where_it_failed
 from palestra.hints import Hints
 from palestra.protocols import Policy, StagedRollout
 from palestra.task import AnyTask, as_prompt, as_score
@@ -90,7 +90,7 @@ class Rollout:
         self._more_tools: Sequence[AnyTool] = ()
         self._artifact: Any = None
         self._working: asyncio.Task[None] | None = None
-        self._context: contextvars.Context | None = None
+        self._context: Context | None = None
         self._abandoned = False
 
     async def may_run(self) -> bool:
@@ -108,12 +108,15 @@ class Rollout:
 
     async def close(self) -> None:
         """Close the runtime; what goes wrong in that is recorded too. Calling it again does no harm."""
+        await self._close_after("run")
+
+    async def _close_after(self, stage: Stage) -> None:
         if self._open:  # not in a task of its own: that could be cancelled before it has begun
-            await self._awaited("run", self._recorded("run", self._close_runtime))
+            await self._awaited(stage, self._recorded(stage, self._close_runtime))
 
     async def _close_runtime(self) -> None:
         self._open = False
-        await _close(self._runtime)
+        await _close(self._runtime, self._context)
 
     def abandon(self) -> None:
         """Nobody waits for it any more: end it as soon as can be."""
@@ -133,10 +136,10 @@ class Rollout:
         await self._move_on(stage)
 
     async def _guarded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
-        """In a task of its own: a recipe's code that cancels the one it runs in, as a TaskGroup does whose helper fails, must
+        """In a task of its own: a recipe's code that cancels the one it runs in, as a TaskGroup of its stage does whose helper fails, must
         not pass for whoever waits here being cancelled. All stages share one context: that of whoever asked for the first."""
         if self._context is None:
-            self._context = contextvars.copy_context()
+            self._context = copy_context()
         self._working = asyncio.create_task(self._recorded(stage, work), context=self._context)
         try:
             await self._awaited(stage, self._working)
@@ -148,25 +151,22 @@ class Rollout:
         try:
             await work
         except asyncio.CancelledError:
-            waiting = asyncio.current_task()
-            if waiting is not None and waiting.cancelling():
+            if being_cancelled():
                 raise
             if self._abandoned:
                 self._fail(stage, "abandoned", "its step no longer waits for it")
             else:
+                await self._close_after(stage)  # a helper in the runtime that failed, and so cancelled it, tells why
                 self._fail(stage, "bug", "CancelledError: something that it waited for was cancelled")
 
     async def _recorded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except UsageError:
-            raise
-        except InfrastructureError as error:
-            self._fail(stage, "infrastructure", str(error))
-        except TimeoutError as error:
-            self._fail(stage, "timeout", str(error) or "a time limit passed")
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a bug in a task or tool must not stop the others
-            self._fail(stage, "bug", where_it_failed(error))
+            why = cause(error) if isinstance(error, BaseExceptionGroup) else error
+            if isinstance(why, UsageError):
+                raise why from None
+            self._fail(stage, *_kind_and_detail(why))
 
     async def _move_on(self, stage: Stage) -> None:
         """Decide what comes next."""
@@ -228,7 +228,7 @@ class Rollout:
             async with _within(self._patience.reward_seconds, "score()", "dispatch.reward_seconds"):
                 value = await self.task.score(self._artifact, self.trajectory, stack)
         finally:
-            await _close(stack)
+            await _close(stack, self._context)
         score = as_score(value, self.task.id)
         self.trajectory.reward = score.reward
         self.trajectory.metrics = dict(score.metrics)
@@ -237,6 +237,20 @@ class Rollout:
         self.trajectory.reward = None
         if self.trajectory.failure is None:  # the first one tells why; a runtime that then will not close does not
             self.trajectory.failure = Failure(stage, kind, detail)
+
+
+def _kind_and_detail(error: BaseException) -> tuple[FailureKind, str]:
+    if isinstance(error, InfrastructureError):
+        return "infrastructure", str(error)
+    if isinstance(error, TimeoutError):
+        return "timeout", str(error) or "a time limit passed"
+    return "bug", where_it_failed(error)
+
+
+def being_cancelled() -> bool:
+    """Whether somebody has cancelled the asyncio task that this runs in."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _within:
@@ -273,24 +287,24 @@ async def run_through(rollout: StagedRollout) -> None:
         await rollout.close()
 
 
-async def _close(stack: AsyncExitStack) -> None:
+async def _close(stack: AsyncExitStack, context: Context | None) -> None:
     """Close what is on the stack. Who is cancelled meanwhile waits: half a closing could leave a sandbox running."""
-    closing = asyncio.create_task(_close_in_time(stack))
+    closing = asyncio.create_task(_close_in_time(stack, context))
     cancelled: asyncio.CancelledError | None = None
     while not closing.done():
         try:
             await asyncio.wait([closing])
         except asyncio.CancelledError as error:
             cancelled = error
-    failure = closing.exception()
+    failure = closing.exception() or closing.result()
     if cancelled is not None:
         raise cancelled
     if failure is not None:
         raise failure
 
 
-async def _close_in_time(stack: AsyncExitStack) -> None:
-    closing = asyncio.create_task(_close_without_exit(stack))
+async def _close_in_time(stack: AsyncExitStack, context: Context | None) -> SystemExit | None:
+    closing = asyncio.create_task(_close_or_exit(stack), context=context)
     _, late = await asyncio.wait([closing], timeout=CLOSE_SECONDS)
     if not late:
         return closing.result()
@@ -301,12 +315,13 @@ async def _close_in_time(stack: AsyncExitStack) -> None:
     raise TimeoutError(f"the runtime was not closed within {CLOSE_SECONDS:g} s")
 
 
-async def _close_without_exit(stack: AsyncExitStack) -> None:
-    """In a task of its own an exit would end the whole program."""
+async def _close_or_exit(stack: AsyncExitStack) -> SystemExit | None:
+    """An exit is returned: raised in a task of its own, it would end the whole program."""
     try:
         await stack.aclose()
     except SystemExit as error:
-        raise RuntimeError(where_it_failed(error)) from error
+        return error
+    return None
 
 
 def describe(failure: Failure) -> str:

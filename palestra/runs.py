@@ -35,7 +35,7 @@ class RunFolder:
                     f"keep it aside with --fresh, or name another with run.folder=PATH"
                 )
             with lock(run.ledger), _storing(path):  # a run that is being written stays where it is
-                path.rename(free_name(path.resolve()))  # whose name is not "."
+                path.rename(free_name(path.absolute()))  # whose name is not "."
         with _storing(path):
             run.cache.mkdir(parents=True, exist_ok=True)
             run.checkpoints.mkdir(exist_ok=True)

@@ -24,10 +24,11 @@ def load(section: Tasks, key: str) -> list[AnyTask]:
     found = find_object(name, section.folder, f"tasks.{key}")
     with _without_exit(f"tasks.{key} = {name!r}"):
         made = _made(found, section.arguments, name)
-    try:
-        tasks = list(made)
-    except TypeError:
-        raise TaskError(f"tasks.{key} = {name!r} gives {type(made).__name__}; it must give a sequence of tasks") from None
+        try:
+            each = iter(made)
+        except TypeError:
+            raise TaskError(f"tasks.{key} = {name!r} gives {type(made).__name__}; it must give a sequence of tasks") from None
+        tasks = list(each)
     _check(tasks, f"tasks.{key} = {name!r}")
     return tasks
 

@@ -379,7 +379,7 @@ async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger
 @dataclass(frozen=True)
 class Prepared(Probe):
     prepared: list[str] = field(default_factory=list, compare=False)
-    fails: Exception | None = None
+    fails: BaseException | None = None
     look: Callable[[Path], None] = lambda _: None
 
     async def prepare(self, cache: Path) -> None:
@@ -399,8 +399,10 @@ async def test_each_task_is_prepared_once_before_its_first_rollout(collector: Co
     assert (collector.cache / "data").exists(), "the cache is a folder that exists"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no network"), InfrastructureError("no network")])
-async def test_a_task_that_cannot_be_prepared_is_named(collector: Collector, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no network"), InfrastructureError("no network"), asyncio.CancelledError("no network")]
+)
+async def test_a_task_that_cannot_be_prepared_is_named(collector: Collector, error: BaseException) -> None:
     some = [*tasks(2), Prepared("bad", fails=error)]
     with pytest.raises(TaskError, match=r"^task 'bad': prepare\(\) failed: \w+Error: no network$"):
         await trajectories(collector, some)

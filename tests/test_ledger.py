@@ -546,7 +546,7 @@ def test_a_damaged_record_is_named(path: Path, table: str, column: str, bytes_: 
         db.execute(f"UPDATE {table} SET {column} = ?", (bytes_,))
     with Ledger.open(path, read_only=True) as ledger, pytest.raises(StorageError) as caught:
         list(ledger.trajectories())
-    assert str(caught.value).startswith(f"cannot read the trajectory train 4 b't' 0 in {path}: its bytes are damaged: ")
+    assert str(caught.value).startswith(f"cannot read attempt 0 at 't' in step 4 (train) in {path}: its bytes are damaged: ")
 
 
 def test_damaged_metrics_of_a_step_are_named(path: Path) -> None:

@@ -27,13 +27,14 @@ from palestra.lab.machine import Machine, Parts, Work
 from palestra.lab.model import model_of
 from palestra.lab.recording import Call, Played, PlayedGroup, Recording, Step, read
 from palestra.lab.replay import Times, replay
+from palestra.ledger import Ledger, StepRecord
 from palestra.message import JSON
 from palestra.plan import Plan, plan
 from palestra.policy import TokenPolicies
 from palestra.protocols import Renderer, Sampling, Session
 from palestra.report import Reporter
 from palestra.runs import RunFolder
-from palestra.trajectory import Completion, Sample, Trajectory
+from palestra.trajectory import Completion, Key, Sample, Span, Trajectory
 
 # --- a run made of sleeps ------------------------------------------------------------------------------------------
 
@@ -207,17 +208,42 @@ async def test_retries_and_a_run_that_was_killed(runs: Runs) -> None:
 
 
 class Uneven(Sleeper):
+    """Some take longer to judge, and every other one has no spread."""
+
     async def score(self, artifact: JSON, trajectory: Trajectory, stack: AsyncExitStack) -> float:
-        await asyncio.sleep(0.1 * (int(self.id.split("-")[1]) % 3))
-        return await super().score(artifact, trajectory, stack)
+        number = int(self.id.split("-")[1])
+        await asyncio.sleep(0.1 * (number % 3))
+        score = await super().score(artifact, trajectory, stack)
+        return 1.0 if number % 2 else score
 
 
-async def test_of_an_oversampled_step_the_groups_are_replayed_that_it_trained_on(runs: Runs) -> None:
+async def test_of_an_oversampled_step_the_groups_are_replayed_that_it_took(runs: Runs) -> None:
     runs.task = Uneven
-    folder = await runs.train("extra", STREAM, {"steps": 4, "oversample": 2.0})
+    folder = await runs.train("extra", STREAM, {"steps": 5, "oversample": 2.0})
     steps = read(folder).steps
-    assert len(steps) >= 3  # with the wrong groups half of them would seem interrupted; on a busy machine one may
-    assert all(group.gave for step in steps for group in step.groups)
+    assert len(steps) >= 4  # with the wrong groups half of them would seem interrupted; on a busy machine one may
+    assert not all(group.gave for step in steps for group in step.groups)
+
+
+def test_a_group_that_was_complete_before_the_step_began_was_abandoned(tmp_path: Path) -> None:
+    """As one is that ends while the step before it updates. That it gave nothing does not tell: others gave nothing either."""
+    training = {"steps": 2, "groups": 2, "samples": 2, "oversample": 1.5, "learning_rate": 0.1}
+    tasks = {"train": "playing:TRAIN", "heldout": "playing:HELDOUT"}
+    run = RunFolder.create(tmp_path / "run", parse({"run": {"folder": "run"}, "tasks": tasks, "training": training}))
+    rounds = {"a": (0, 0.0, 4.0), "b": (0, 0.0, 5.0), "abandoned": (1, 1.0, 5.5), "level": (1, 6.0, 10.0), "e": (2, 6.0, 11.0)}
+    keys = {task: [Key("train", number, task, index) for index in range(2)] for task, (number, _, _) in rounds.items()}
+    with Ledger.open(run.ledger) as ledger:
+        for task, (_, begin, end) in rounds.items():
+            for key in keys[task]:
+                spans = [Span("init", begin, begin + 0.5), Span("run", begin + 0.5, end - 0.5), Span("reward", end - 0.5, end)]
+                ledger.record(key, Trajectory(task, key.index, stop="finish", reward=0.0, spans=spans))
+        first = StepRecord(0, {}, [*keys["a"], *keys["b"]])
+        second = StepRecord(1, {}, keys["e"], [*keys["abandoned"], *keys["level"]])
+        ledger.commit_steps([first, second], "step-00002")
+    for step in range(2):
+        run.append_metrics({"step": step, "seconds": 6.0, "rollout_seconds": 5.0})
+    steps = read(run.path).steps
+    assert [{group.rollouts[0].task_id for group in step.groups} for step in steps] == [{"a", "b"}, {"level", "e"}]
 
 
 async def test_the_command_prints_draws_and_writes(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

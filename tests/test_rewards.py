@@ -83,9 +83,9 @@ def test_one_that_is_tried_again_tells_nothing_of_its_task_nor_of_its_group() ->
             await super().advance()
             self.next = "reward"
 
-    others = [Judged(group, 5, log, group) for group in "bac"]
+    others = [Judged(group, 5, log, group) for group in "bca"]
     judge_all(1, Failing("a", 50, log, "a"), *others)
-    assert log == ["a", "b", "a", "c"]
+    assert log == ["a", "b", "c", "a"]
 
 
 def test_a_group_of_an_earlier_step_counts_for_nothing() -> None:

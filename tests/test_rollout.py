@@ -202,12 +202,11 @@ async def test_a_helper_that_dies_in_a_task_group_of_the_runtime_fails_the_rollo
             return env
 
         async def _die(self) -> None:
-            raise ConnectionError("the helper died")
+            raise InfrastructureError("the helper died")
 
     task = Helped("a")
     trajectory = await advance(make(renderer, task))
-    assert trajectory.failure is not None
-    assert (trajectory.failure.stage, trajectory.failure.kind) == ("init", "bug")
+    assert trajectory.failure == Failure("init", "infrastructure", "the helper died")
     assert task.diary.open == 0
 
 
@@ -222,7 +221,7 @@ async def test_a_runtime_that_ends_the_program_as_it_closes_ends_only_itself(ren
     trajectory = await advance(make(renderer, task))
     assert trajectory.failure is not None
     assert (trajectory.failure.stage, trajectory.failure.kind) == ("run", "bug")
-    assert "SystemExit: 0 (leave, line " in trajectory.failure.detail
+    assert trajectory.failure.detail.startswith("SystemExit: 0 (leave, line ")
     assert task.diary.open == 0
 
 
@@ -240,6 +239,29 @@ async def test_what_a_stage_sets_in_its_context_the_next_one_finds(renderer: Ren
 
     trajectory = await advance(make(renderer, Named("a")))
     assert (trajectory.failure, trajectory.reward) == (None, 1.0)
+
+
+@pytest.mark.parametrize("where", ["setup", "look", "nowhere"])
+async def test_what_a_stage_sets_in_its_context_is_there_when_the_runtime_closes(renderer: Renderer, where: str) -> None:
+    name: ContextVar[str] = ContextVar("name")
+    closed: list[str] = []
+
+    class Named(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            token = name.set("tea")
+            stack.callback(lambda: (closed.append(name.get()), name.reset(token)))
+            if where == "setup":
+                raise InfrastructureError("broken")
+            return await super().setup(stack)
+
+        def prompt(self, env):  # type: ignore[no-untyped-def]
+            if where == "look":
+                raise InfrastructureError("broken")
+            return super().prompt(env)
+
+    trajectory = await advance(make(renderer, Named("a"), patience=Patience(retries=0)))
+    assert (trajectory.failure is None) == (where == "nowhere")
+    assert closed == ["tea"]
 
 
 async def test_stages_run_in_the_context_of_whoever_asks_for_them(renderer: Renderer) -> None:

@@ -54,6 +54,16 @@ def test_the_folder_one_stands_in_cannot_be_kept_aside(tmp_path: Path, monkeypat
         RunFolder.create(Path(), make_config(tmp_path), fresh=True)
 
 
+def test_a_link_is_kept_aside_beside_itself(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").mkdir()
+    RunFolder.create(tmp_path / "disk" / "rooms", make_config(tmp_path)).ledger.touch()
+    (tmp_path / "runs" / "rooms").symlink_to(tmp_path / "disk" / "rooms")
+    RunFolder.create(tmp_path / "runs" / "rooms", make_config(tmp_path), fresh=True)
+    assert (tmp_path / "runs" / "rooms.1" / "ledger.sqlite").exists()
+    assert not (tmp_path / "runs" / "rooms" / "ledger.sqlite").exists()
+
+
 def test_a_run_that_is_being_written_is_not_kept_aside(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run = RunFolder.create(path, make_config(tmp_path))

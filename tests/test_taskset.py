@@ -126,6 +126,12 @@ def test_a_module_that_ends_the_program_is_named(tmp_path: Path) -> None:
         load(section(tmp_path, "task:rows"), "heldout")
 
 
+def test_a_data_set_that_ends_the_program_as_it_is_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("import sys\ndef rows():\n    yield sys.exit(3)\n")
+    with pytest.raises(TaskError, match=r"tasks.heldout = 'task:rows' ends the program: SystemExit: 3 \(rows, line 3\)"):
+        load(section(tmp_path, "task:rows"), "heldout")
+
+
 def test_two_recipes_may_both_have_a_module_called_task(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -124,20 +124,19 @@ def bench_dispatch(
         console.print(_table(rows))
     ceilings = [ceiling(workload, seed) for seed in seeds]
     console.print(
-        f"no schedule can exceed {fmean(each.bound for each in ceilings):.3f} of the limit, "
-        f"nor {fmean(each.with_tools for each in ceilings):.3f} with steps of equal length"
+        f"no schedule can exceed {fmean(each.bound for each in ceilings):.3f} of the limit; with tools that take their time, "
+        f"{fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
     )
     return rows
 
 
 @contextmanager
 def _processes() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        try:
-            yield pool
-        except BaseException:  # whoever interrupts it does not wait for what has not begun
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = ProcessPoolExecutor(os.cpu_count())
+    try:
+        yield pool
+    finally:  # whoever interrupts it does not wait for what has not begun
+        pool.shutdown(cancel_futures=True)
 
 
 def _entries(best: _Published) -> list[Entry]:

@@ -26,8 +26,8 @@ class Ceiling:
     """No schedule can exceed it: calls have their chunks and tokens, and hold their context and whole reply meanwhile. Tools,
     tails and switches are for free."""
     with_tools: float
-    """The same with tools that take their time, were all steps equally long. A schedule whose tools wait just when many prefill
-    could come above it."""
+    """What is left with tools that take their time, were all of the engine's steps equally long, and contexts evicted only for
+    the length of their wait. It is no bound: a schedule whose tools wait just when many prefill could come above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class _Calls:
     wait: Column
     """Seconds until the next call, if there is one."""
     next_new: Column
+    next_length: Column
 
 
 def ceiling(workload: Workload, seed: int) -> Ceiling:
@@ -57,8 +58,10 @@ def _calls(jobs: Iterable[Job]) -> _Calls:
         length = 0
         for turn, following in zip(job.turns, [*job.turns[1:], None], strict=True):
             length += turn.new_tokens + turn.output_tokens
-            wait, next_new = (turn.tool_seconds, following.new_tokens) if following else (0.0, 0)
-            rows.append((length, turn.new_tokens, turn.output_tokens, wait, next_new))
+            wait, next_new, next_output = (
+                (turn.tool_seconds, following.new_tokens, following.output_tokens) if following else (0.0, 0, 0)
+            )
+            rows.append((length, turn.new_tokens, turn.output_tokens, wait, next_new, length + next_new + next_output))
     return _Calls(*np.array(rows, dtype=float).T)
 
 
@@ -70,12 +73,13 @@ def _generation(engine: Engine, calls: _Calls, longest_wait: float) -> float:
 
     kept = calls.wait <= longest_wait
     again = np.where(kept, 0.0, chunks(calls.length + calls.next_new) - chunks(calls.next_new))
-    prefilled = chunks(calls.new) + again
+    first = chunks(calls.new)
     kv = engine.kv_tokens * engine.units
-    served = float(((prefilled + calls.output) * calls.length).sum()) / kv  # steps, were KV full of calls
+    # Steps, were KV full of calls.
+    served = float(((first + calls.output) * calls.length + again * calls.next_length).sum()) / kv
     waited = float((calls.wait * calls.length)[kept].sum()) / kv  # seconds, were it full of contexts that wait
     chunk_seconds = engine.prefill_chunk / engine.prefill_rate
-    work = float((chunk_seconds * prefilled + engine.decode_seconds * calls.output).sum()) / engine.units
+    work = float((chunk_seconds * (first + again) + engine.decode_seconds * calls.output).sum()) / engine.units
     # generation = step_seconds * steps + work, and steps = served + waited * steps / generation
     half = (engine.step_seconds * served + waited + work) / 2
     return half + math.sqrt(half**2 - waited * work)

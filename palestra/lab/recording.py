@@ -15,6 +15,7 @@ from typing import Any
 
 from palestra.config import Config, Training
 from palestra.errors import UsageError
+from palestra.ledger.ledger import describe_key
 from palestra.ledger.packing import unpack
 from palestra.ledger.store import Store
 from palestra.runs import RunFolder
@@ -181,7 +182,8 @@ def _read_ledger(path: Path) -> _Ledger:
         for (number,) in store.rows("SELECT id FROM trajectories ORDER BY id"):
             [row] = store.rows(f"SELECT {columns} FROM trajectories WHERE id = ?", number)
             phase, round_, task, index, state, step, reward, stop, body = row
-            trajectory = unpack(task.decode("utf-8", "surrogatepass"), index, reward, stop, body, ())
+            with store.whole(describe_key(phase, round_, task, index)):
+                trajectory = unpack(task.decode("utf-8", "surrogatepass"), index, reward, stop, body, ())
             if phase != "train" or step is None:
                 found.others += [(what, (start, end)) for what, start, end in trajectory.spans]
             elif (played := _played(trajectory, round_, step, gave=state == "consumed")) is not None:
@@ -246,7 +248,8 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
     after = -inf
     for number, groups in sorted(taken.items()):
         if not plan.refill:
-            groups = sorted(groups, key=_taken_first)[: plan.groups]
+            # With oversampling a step also settles groups that were abandoned: they had ended before it began.
+            groups = sorted(groups, key=lambda group: group.end)[-plan.groups :]
         step = _step(number, groups, measured[number], after)
         steps.append(step)
         after = step.end
@@ -259,12 +262,6 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
         if step.number + 1 in following:
             whole[at] = replace(step, pause=max(0.0, following[step.number + 1].begin - step.end))
     return whole, notes
-
-
-def _taken_first(group: PlayedGroup) -> tuple[bool, int, int, float]:
-    """With oversampling a step also settles groups that were abandoned. They gave no gradient, are often cut short, and were
-    begun before those that the step took."""
-    return not group.gave, -len(group.rollouts), -group.rollouts[0].round, group.end
 
 
 def _step(number: int, groups: Sequence[PlayedGroup], row: Mapping[str, Any], after: float) -> Step:

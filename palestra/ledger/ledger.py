@@ -186,9 +186,14 @@ class Ledger:
                 (tokens, mask, logprobs, versions) for tokens, mask, logprobs, versions in self._store.rows(arrays, number)
             ]
         phase, step, task, index, state, attempts, reward, stop, body = row
-        with self._store.whole(f"the trajectory {phase} {step} {task!r} {index}"):
+        with self._store.whole(describe_key(phase, step, task, index)):
             key = Key(phase, step, task.decode("utf-8", "surrogatepass"), index)
             return Recorded(key, state, attempts, unpack(key.task_id, index, reward, stop, body, segments))
+
+
+def describe_key(phase: Phase, step: int, task: bytes, index: int) -> str:
+    """A trajectory by its columns, whatever their bytes are."""
+    return f"attempt {index} at {task.decode(errors='replace')!r} in step {step} ({phase})"
 
 
 def _values(key: Key) -> tuple[str, int, bytes, int]:

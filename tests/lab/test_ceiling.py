@@ -49,5 +49,5 @@ def test_a_wait_holds_kv_for_as_many_steps_as_are_made_meanwhile(small: Workload
 
 def test_after_a_long_wait_prefilling_again_is_cheaper(small: Workload) -> None:
     one = jobs_of(small, turns=2, tool_seconds=50.0)
-    held = 104 * 1100 + 101 * 1300  # two chunks more
+    held = 102 * 1100 + 103 * 1300  # two chunks more, of the second call
     assert generation(one, ceiling(one, 0).with_tools) == pytest.approx(0.02 * held / 22_000 + 200 * 0.001 + 5 * 512 / 10_000)

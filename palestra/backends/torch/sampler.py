@@ -93,7 +93,7 @@ class TorchSampler:
     def submit(self, strand: Strand, request: Request) -> None:
         with self._news:
             if self._ended is not None:
-                raise self._ended
+                raise type(self._ended)(*self._ended.args)  # each its own: a traceback keeps its rollout in memory
             self._arrived.append((strand, request))
             self._news.notify()
 

@@ -148,6 +148,7 @@ class TorchTrainer:
                 master.grad.div_(scale)
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._max_grad_norm)
         if not norm.isfinite():  # one step with it, and no weight would be a number any more
+            self._discard()
             raise ModelError(
                 f"the gradient's norm is {norm.item()}: training has diverged, and this step is not taken; "
                 "try a lower learning_rate or training.max_grad_norm"
