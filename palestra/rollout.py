@@ -136,8 +136,9 @@ class Rollout:
         await self._move_on(stage)
 
     async def _guarded(self, stage: Stage, work: Callable[[], Awaitable[None]]) -> None:
-        """In a task of its own: a recipe's code that cancels the one it runs in, as a TaskGroup of its stage does whose helper fails, must
-        not pass for whoever waits here being cancelled. All stages share one context: that of whoever asked for the first."""
+        """In a task of its own: a recipe's code that cancels the one it runs in, as a TaskGroup of that stage does whose helper
+        fails, must not pass for whoever waits here being cancelled. All stages share one context: that of whoever asked for the
+        first."""
         if self._context is None:
             self._context = copy_context()
         self._working = asyncio.create_task(self._recorded(stage, work), context=self._context)
