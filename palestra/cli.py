@@ -397,9 +397,9 @@ def _check_json(path: Path | None) -> None:
         return
     if path.is_dir():
         raise UsageError(f"--json {path}: this is a folder; name a file in it")
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise UsageError(f"--json {path}: nothing can be written in {above}")
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if (there != path and not there.is_dir()) or not os.access(there, os.W_OK):
+        raise UsageError(f"--json {path}: {there} cannot be written")
 
 
 def _write_json(path: Path | None, value: object) -> None:

@@ -76,8 +76,9 @@ def first_line(error: BaseException) -> str:
 def where_it_failed(error: BaseException) -> str:
     """What kind it is, what it says, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]  # those are Python's own, of an import
-    return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]  # those are Python's, of an import
+    where = f" ({own[-1].name}, line {own[-1].lineno})" if own else ""  # one that was put into a group was never raised itself
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -75,10 +75,10 @@ class Pace:
         if not self.allows(number):  # of a later step, and complete already since none of its rollouts came to a run
             return False
         self._open(number)
-        # Nothing has to be taken before the oldest is due; until then steps only bring places.
-        now, oldest = self.version - self._staleness, min(self._begun.values())
-        places = self._groups - self._taken - 1 + max(0, oldest - now) * self._groups
-        for last_call in range(max(now, oldest), self._begun[number]):
+        oldest = min(self._begun.values())
+        steps_before = oldest - (self.version - self._staleness)  # nothing has to be taken in those
+        places = self._groups - self._taken - 1 + steps_before * self._groups
+        for last_call in range(oldest, self._begun[number]):
             if sum(version <= last_call for version in self._begun.values()) > places:
                 return False
             places += self._groups

@@ -166,7 +166,7 @@ class Rollout:
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a bug in a task or tool must not stop the others
             why = cause(error) if isinstance(error, BaseExceptionGroup) else error
             if isinstance(why, UsageError):
-                raise why from None
+                raise why from why.__cause__
             self._fail(stage, *_kind_and_detail(why))
 
     async def _move_on(self, stage: Stage) -> None:

@@ -187,7 +187,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Complaint:
         (["check", "{config}", "tasks.heldout=task:unprepared"], ["task 'dry': prepare() failed", "no network"]),
         (["check", "{config}", "--only", "held-1,hold-2"], ["--only: no task 'hold-2'", "did you mean 'held-2'?"]),
         (["check", "{config}", "--sample", "-1"], ["--sample -1", "1 or more"]),
-        (["check", "{config}", "--json", "{config}/x.json"], ["--json {config}/x.json", "nothing can be written in {config}"]),
+        (["check", "{config}", "--json", "{config}/x.json"], ["--json {config}/x.json", "{config} cannot be written"]),
         (["bench", "dispatch", "--json", "{folder}"], ["--json {folder}", "this is a folder; name a file in it"]),
         (["plan", "{folder}", "--picture", "{folder}"], ["--picture {folder} is a folder", "{folder}/plan.png"]),
         (["bench", "dispatch", "--seeds=0,-1"], ["--seeds 0,-1", "whole numbers from 0 on"]),

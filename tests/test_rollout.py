@@ -210,6 +210,15 @@ async def test_a_helper_that_dies_in_a_task_group_of_the_runtime_fails_the_rollo
     assert task.diary.open == 0
 
 
+async def test_a_group_of_errors_counts_as_its_cause(renderer: Renderer) -> None:
+    class Grouped(Probe):
+        async def setup(self, stack):  # type: ignore[no-untyped-def]
+            raise ExceptionGroup("several", [ValueError("never raised itself")])
+
+    trajectory = await advance(make(renderer, Grouped("a")))
+    assert trajectory.failure == Failure("init", "bug", "ValueError: never raised itself")
+
+
 async def test_a_runtime_that_ends_the_program_as_it_closes_ends_only_itself(renderer: Renderer) -> None:
     class Leaving(Probe):
         async def setup(self, stack):  # type: ignore[no-untyped-def]

@@ -93,7 +93,7 @@ class TorchSampler:
     def submit(self, strand: Strand, request: Request) -> None:
         with self._news:
             if self._ended is not None:
-                raise type(self._ended)(*self._ended.args)  # each its own: a traceback keeps its rollout in memory
+                raise _anew(self._ended)
             self._arrived.append((strand, request))
             self._news.notify()
 
@@ -115,7 +115,7 @@ class TorchSampler:
             waiting = [request for _, request in self._arrived]
             waiting += [strand.request for strand in self._placement.running() if strand.request is not None]
         for request in waiting:
-            request.deliver(ended)
+            request.deliver(_anew(ended))
 
     def _wait_for_work(self) -> bool:
         """False when it is time to stop."""
@@ -210,6 +210,11 @@ class TorchSampler:
                 strand.request = None
                 request.deliver(Completion(request.written, request.logprobs, request.versions, finish))
         self.sampled_tokens += len(strands)
+
+
+def _anew(error: Exception) -> Exception:
+    """The same for one more to hear: its traceback keeps whoever heard it in memory."""
+    return type(error)(*error.args)
 
 
 class TorchSession:
