@@ -69,7 +69,7 @@ class Rollout:
         limits: agent.Limits,
         seed: int,
         *,
-        patience: Patience = Patience(),  # noqa: B008  # frozen
+        patience: Patience = Patience(),  # frozen
         may_run: Callable[[], Awaitable[bool]] = at_once,
         expected_tokens: int = 0,
         watch: agent.Watch = lambda _: None,

@@ -29,7 +29,7 @@ class Times:
     training: float = 1.0
 
 
-def replay(model: Model, section: AnyDispatch, staleness: int, times: Times = Times()) -> float:  # noqa: B008  # frozen
+def replay(model: Model, section: AnyDispatch, staleness: int, times: Times = Times()) -> float:  # frozen
     """Seconds that all steps take together, counted as a run counts them: without checkpoints and evaluations between them."""
     return clock.run(_replay(model, section, staleness, times))
 
