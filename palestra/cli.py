@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     race.add_argument("--workload", default="w1", metavar="FILE", help="a TOML file, or w1, long_tools, costly_init, bare")
     race.add_argument("--dispatcher", metavar="FILE:function", help="race this one too")
     race.add_argument("--steps", type=int, metavar="N", help="so many steps instead of the workload's")
+    race.add_argument("--piece", type=int, metavar="N", help="stream keeps KV for so many tokens of a reply; 256 by default")
     race.add_argument("--json", type=Path, metavar="PATH", help="write the rows here")
     race.add_argument("--real", action="store_true", help="instead of the lab: a real model on one core, stages on another")
     race.add_argument("--overhead", action="store_true", help="instead of a race: what dispatching 100,000 empty rollouts costs")
@@ -338,7 +339,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
 
 
 def _bench_dispatch(options: argparse.Namespace) -> int:
-    from palestra.bench.dispatch import bench_dispatch
+    from palestra.bench.dispatch import PIECE, bench_dispatch
 
     # Tables need room in a file too, and a path is no markup.
     console = Console(highlight=False, markup=False, width=None if Console().is_terminal else 150)
@@ -368,9 +369,11 @@ def _bench_dispatch(options: argparse.Namespace) -> int:
         seeds = []
     if not seeds or min(seeds) < 0:
         raise UsageError(f"--seeds {options.seeds}: give whole numbers from 0 on, separated by commas, such as 0,1,2")
-    if options.steps is not None and options.steps < 1:
-        raise UsageError(f"--steps {options.steps}: give 1 or more")
-    _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps))
+    for name, value in (("steps", options.steps), ("piece", options.piece)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}: give 1 or more")
+    piece = PIECE if options.piece is None else options.piece
+    _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps, piece))
     return 0
 
 

@@ -29,6 +29,9 @@ SWEEP_STEPS = 4
 
 KV_BUDGET = 1.8
 
+PIECE = 256
+"""Tokens of a reply for which stream's sampler keeps room at a time, as the embedded one does."""
+
 AGENTS = (96, 192, 288, 384, 512)
 JUDGES = (96, 192, 288, 512)
 
@@ -73,24 +76,25 @@ class _Outside:
 @dataclass(frozen=True)
 class _Own:
     staleness: int
+    piece: int
 
     def __call__(self, workload: Workload, seed: int, steps: int) -> Figures:
-        return simulate_own(workload, own_setup(workload, self.staleness), seed, steps)
+        return simulate_own(workload, own_setup(workload, self.staleness, self.piece), seed, steps)
 
 
-def own_setup(workload: Workload, staleness: int) -> Setup:
+def own_setup(workload: Workload, staleness: int, piece: int = PIECE) -> Setup:
     """Stream as one would configure it for this workload: as many inits and rewards at once as have a processor. Strictly
     on-policy, all runs of a step are admitted, and units turn to training as runs end. With staleness, some units always train,
     and runs are admitted up to the KV of the others."""
     init, reward = (max(1, int(stage.capacity)) for stage in (workload.init, workload.reward))
     rollouts = workload.batch.tasks * workload.batch.samples
     if staleness == 0:
-        return Setup(lambda: Stream(init, rollouts, reward, rollouts * 3 // 2), Elastic, 0)
+        return Setup(lambda: Stream(init, rollouts, reward, rollouts * 3 // 2), Elastic, 0, piece)
     limits = workload.limits(workload.draw(0, 0))
     generating = workload.engine.units - balance(workload, limits).training
     # A context is half as long on average as at its end, and some wait for tools.
     run = min(rollouts, int(KV_BUDGET * generating * workload.engine.kv_tokens / (workload.context.end / 2)))
-    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, limits), staleness)
+    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, limits), staleness, piece)
 
 
 def find_outside(where: str) -> Any:
@@ -106,7 +110,12 @@ def find_outside(where: str) -> Any:
 
 
 def bench_dispatch(
-    console: Console, workload_name: str, seeds: Sequence[int], outside: str | None, steps: int | None = None
+    console: Console,
+    workload_name: str,
+    seeds: Sequence[int],
+    outside: str | None,
+    steps: int | None = None,
+    piece: int = PIECE,
 ) -> list[dict[str, Any]]:
     """Race all schedules over the workload, print the table, and return a row for each schedule and seed."""
     workload = load(workload_name)
@@ -117,14 +126,15 @@ def bench_dispatch(
     with _processes() as pool:
         best = _tune(workload, pool, seeds[0], min(SWEEP_STEPS, count))
         console.print(f"the published pipeline is best here with {best.agents} agents and {best.judges} judges")
-        entries = [*_entries(best), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
+        entries = [*_entries(best, piece), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
         running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
         results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
         rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
         console.print(_table(rows))
-    ceilings = [ceiling(workload, seed) for seed in seeds]
+    ceilings = [ceiling(workload, seed, piece) for seed in seeds]
     console.print(
-        f"no schedule can exceed {fmean(each.bound for each in ceilings):.3f} of the limit; with tools that take their time, "
+        f"with replies in pieces of {piece} tokens, no schedule can exceed "
+        f"{fmean(each.bound for each in ceilings):.3f} of the limit; with tools that take their time, "
         f"{fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
     )
     return rows
@@ -139,15 +149,15 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _entries(best: _Published) -> list[Entry]:
+def _entries(best: _Published, piece: int) -> list[Entry]:
     return [
         Entry("bounded_96", 0, _Published(bounded, 96)),
         Entry("batch", 0, _Published(batch)),
         Entry("pipeline_96", 0, _Published(pipeline, 96)),
         Entry("pipeline_288", 0, _Published(pipeline, 288)),
         Entry("pipeline_best", 0, best),
-        Entry("stream", 0, _Own(0)),
-        Entry("stream_stale", 1, _Own(1)),
+        Entry("stream", 0, _Own(0, piece)),
+        Entry("stream_stale", 1, _Own(1, piece)),
     ]
 
 

@@ -1,8 +1,8 @@
 """How fast any schedule could be on a workload's engine, counted from its jobs.
 
 The physical limit counts decoding at full KV, and every prefilled token once. An engine that prefills in whole chunks and
-reserves KV for a whole reply needs more. So does one whose contexts wait for tools: they keep their KV meanwhile, or are
-prefilled again.
+reserves KV for a piece of a reply before it is written needs more. So does one whose contexts wait for tools: they keep their
+KV meanwhile, or are prefilled again.
 """
 
 import math
@@ -23,8 +23,8 @@ class Ceiling:
     """Shares of the physical limit."""
 
     bound: float
-    """No schedule can exceed it: calls have their chunks and tokens, and hold their context and whole reply meanwhile. Tools,
-    tails and switches are for free."""
+    """No schedule can exceed it: calls have their chunks and tokens, and hold their context and a piece of their reply meanwhile.
+    Tools, tails and switches are for free."""
     with_tools: float
     """What is left with tools that take their time, were all of the engine's steps equally long, and contexts evicted only for
     the length of their wait. It is no bound: a schedule whose tools wait just when many prefill could come above it."""
@@ -36,32 +36,44 @@ class _Calls:
     """Of the context with its reply."""
     new: Column
     output: Column
+    reserve: Column
+    """Tokens of KV held while it is prefilled."""
+    written: Column
+    """Tokens of KV held in each decode step, added up."""
     wait: Column
     """Seconds until the next call, if there is one."""
     next_new: Column
-    next_length: Column
+    next_reserve: Column
 
 
-def ceiling(workload: Workload, seed: int) -> Ceiling:
+def ceiling(workload: Workload, seed: int, piece: int | None = None) -> Ceiling:
+    """With replies that reserve KV for so many tokens at a time, or whole."""
     steps = [workload.draw(seed, step) for step in range(workload.batch.steps)]
     limits = [workload.limits(jobs) for jobs in steps]
     limit, rest = sum(each.step for each in limits), sum(each.step - each.gpu for each in limits)
-    calls = _calls(chain.from_iterable(chain.from_iterable(steps)))
+    longest_piece = workload.engine.kv_tokens if piece is None else piece
+    calls = _calls(chain.from_iterable(chain.from_iterable(steps)), longest_piece)
     free = _generation(workload.engine, replace(calls, wait=np.zeros_like(calls.wait)), 0.0)
     fastest = min(_generation(workload.engine, calls, longest) for longest in np.geomspace(1.0, workload.tools.most, 50))
     return Ceiling(limit / (free + rest), limit / (fastest + rest))
 
 
-def _calls(jobs: Iterable[Job]) -> _Calls:
+def _calls(jobs: Iterable[Job], piece: int) -> _Calls:
     rows = []
     for job in jobs:
         length = 0
         for turn, following in zip(job.turns, [*job.turns[1:], None], strict=True):
-            length += turn.new_tokens + turn.output_tokens
+            new, output = turn.new_tokens, turn.output_tokens
+            pieces, rest = divmod(output, piece)
+            length += new
+            reserve = length + min(piece, output)
+            written = output * length + piece**2 * pieces * (pieces + 1) / 2 + rest * output
+            length += output
             wait, next_new, next_output = (
                 (turn.tool_seconds, following.new_tokens, following.output_tokens) if following else (0.0, 0, 0)
             )
-            rows.append((length, turn.new_tokens, turn.output_tokens, wait, next_new, length + next_new + next_output))
+            next_reserve = length + next_new + min(piece, next_output)
+            rows.append((length, new, output, reserve, written, wait, next_new, next_reserve))
     return _Calls(*np.array(rows, dtype=float).T)
 
 
@@ -76,7 +88,7 @@ def _generation(engine: Engine, calls: _Calls, longest_wait: float) -> float:
     first = chunks(calls.new)
     kv = engine.kv_tokens * engine.units
     # Steps, were KV full of calls.
-    served = float(((first + calls.output) * calls.length + again * calls.next_length).sum()) / kv
+    served = float((first * calls.reserve + calls.written + again * calls.next_reserve).sum()) / kv
     waited = float((calls.wait * calls.length)[kept].sum()) / kv  # seconds, were it full of contexts that wait
     chunk_seconds = engine.prefill_chunk / engine.prefill_rate
     work = float((chunk_seconds * (first + again) + engine.decode_seconds * calls.output).sum()) / engine.units

@@ -36,7 +36,9 @@ class Policy(Protocol):
 
 
 class Cluster:
-    def __init__(self, spec: workload.Engine, publish_seconds: float, policy: Policy, first: First) -> None:
+    def __init__(
+        self, spec: workload.Engine, publish_seconds: float, policy: Policy, first: First, piece: int | None = None
+    ) -> None:
         self.spec = spec
         self._publish_seconds = publish_seconds
         self._policy = policy
@@ -50,7 +52,7 @@ class Cluster:
         self._publishing = False
         self._training_seconds = self._publishing_seconds = 0.0
         self.generating = policy.start(spec.units)
-        self.engine = Engine(spec, self.generating, first)
+        self.engine = Engine(spec, self.generating, first, piece)
         self.engine.on_leaving = self.review
         self.trained: list[tuple[float, float]] = []
         """From when to when units trained."""

@@ -1,5 +1,6 @@
 """The inference engine of a workload: sequences that prefill and decode in common steps, and the KV cache that holds them.
 A context keeps its KV while a tool runs, until it leaves or another needs the room; then it is prefilled again at its next call.
+A reply is written in one piece or in several; KV is reserved for one piece at a time.
 """
 
 import asyncio
@@ -57,12 +58,13 @@ class Context:
 
 
 class _Call:
-    __slots__ = ("arrival", "context", "decoding", "done", "kept", "mark", "output", "place")
+    __slots__ = ("arrival", "context", "decoding", "done", "kept", "longest_piece", "mark", "output", "place")
 
-    def __init__(self, context: Context, output: int, arrival: int, done: asyncio.Future[None]) -> None:
+    def __init__(self, context: Context, output: int, longest_piece: int, arrival: int, done: asyncio.Future[None]) -> None:
         self.context = context
         self.output = output
-        """Tokens still to decode."""
+        """Tokens still to decode, those of the present piece included."""
+        self.longest_piece = longest_piece
         self.arrival = arrival
         self.done = done
         self.place: Place | None = None
@@ -73,8 +75,13 @@ class _Call:
         self.mark: Mark = (0.0, 0)
 
     @property
+    def piece(self) -> int:
+        """Tokens to decode before more KV is asked for."""
+        return min(self.output, self.longest_piece)
+
+    @property
     def reserve(self) -> int:
-        return self.context.length + self.output
+        return self.context.length + self.piece
 
 
 HEADROOM = 0.02
@@ -82,8 +89,10 @@ HEADROOM = 0.02
 
 
 class Engine:
-    def __init__(self, spec: workload.Engine, units: int, first: First) -> None:
+    def __init__(self, spec: workload.Engine, units: int, first: First, piece: int | None = None) -> None:
+        """Replies are written in pieces of so many tokens, or whole."""
         self._spec = spec
+        self._piece = spec.kv_tokens if piece is None else piece
         self._first = first
         self._pinned = first != "arrived"
         self._paused = False
@@ -140,10 +149,11 @@ class Engine:
 
     async def serve(self, context: Context, new_tokens: int, output_tokens: int) -> None:
         self._arrivals += 1
-        call = _Call(context, output_tokens, self._arrivals, asyncio.get_running_loop().create_future())
+        call = _Call(context, output_tokens, self._piece, self._arrivals, asyncio.get_running_loop().create_future())
         context.length += new_tokens
-        if call.reserve > self._spec.kv_tokens:
-            raise ValueError(f"a call of {call.reserve} tokens does not fit into a unit's KV of {self._spec.kv_tokens}")
+        whole = context.length + output_tokens
+        if whole > self._spec.kv_tokens:
+            raise ValueError(f"a call of {whole} tokens does not fit into a unit's KV of {self._spec.kv_tokens}")
         context.call_under_way = call
         self._advance()
         self._enqueue(call)
@@ -187,7 +197,7 @@ class Engine:
         self._advance()
         for call in self._steps.due():
             if call.decoding:
-                self._finish(call)
+                self._end_piece(call)
             else:
                 self._decode(call)
         self._go_on()
@@ -227,16 +237,25 @@ class Engine:
         self._prefilling -= 1
         self._decoding += 1
         call.decoding = True
-        call.mark = self._steps.after(call.output, call)
+        call.mark = self._steps.after(call.piece, call)
 
-    def _finish(self, call: _Call) -> None:
+    def _end_piece(self, call: _Call) -> None:
         context = call.context
-        self._decoded(call, call.output)
+        self._decoded(call, call.piece)
+        if call.output and self._used + call.piece <= self.kv_tokens:
+            context.held += call.piece
+            self._used += call.piece
+            call.mark = self._steps.after(call.piece, call)
+            return
         self._decoding -= 1
         self._served.remove(call)
-        context.call_under_way = None
+        call.decoding = False
         self._idle[context] = None
         self._idle_tokens += context.held
+        if call.output:
+            self._enqueue(call)
+            return
+        context.call_under_way = None
         if not call.done.done():  # its task may have been cancelled in this very moment
             call.done.set_result(None)
 
@@ -252,7 +271,7 @@ class Engine:
         self._steps.drop(call.mark)
         if call.decoding:
             self._decoding -= 1
-            self._decoded(call, call.output - math.ceil(self._steps.left(call.mark)))
+            self._decoded(call, call.piece - math.ceil(self._steps.left(call.mark)))
             call.decoding = False
         else:
             self._prefilling -= 1

@@ -26,6 +26,8 @@ class Setup:
     dispatcher: Callable[[], Dispatcher]
     policy: Callable[[], Policy]
     staleness: int = 0
+    piece: int | None = None
+    """Replies reserve KV for so many tokens at a time; None is the whole reply."""
 
     @property
     def first(self) -> First:
@@ -96,7 +98,7 @@ class SimulatedLearner:
 
 def simulate_own(workload: Workload, setup: Setup, seed: int, steps: int | None = None) -> Figures:
     async def figures() -> Figures:
-        return await play(World(workload, setup.policy(), setup.first), setup, seed, steps)
+        return await play(World(workload, setup.policy(), setup.first, setup.piece), setup, seed, steps)
 
     return clock.run(figures())
 

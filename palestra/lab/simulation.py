@@ -34,12 +34,12 @@ class Figures:
 class World:
     """All that trajectories share. To be made inside the event loop."""
 
-    def __init__(self, workload: Workload, policy: Policy, first: First) -> None:
+    def __init__(self, workload: Workload, policy: Policy, first: First, piece: int | None = None) -> None:
         self.workload = workload
         self._loop = asyncio.get_running_loop()
         self.init = Pool(workload.init.capacity)
         self.reward = Pool(workload.reward.capacity)
-        self.cluster = Cluster(workload.engine, workload.training.publish_seconds, policy, first)
+        self.cluster = Cluster(workload.engine, workload.training.publish_seconds, policy, first, piece)
         self.runtimes = 0
         self.peak_runtimes = 0
         self.log: list[tuple[int, str, float, float]] = []

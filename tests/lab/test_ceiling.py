@@ -2,7 +2,7 @@
 
 import pytest
 
-from palestra.bench.dispatch import own_setup
+from palestra.bench.dispatch import PIECE, own_setup
 from palestra.lab import workload
 from palestra.lab.ceiling import ceiling
 from palestra.lab.own import simulate_own
@@ -11,7 +11,7 @@ from palestra.lab.workload import Workload
 
 def test_the_bound_is_above_what_is_played_and_below_the_limit(small: Workload) -> None:
     played = simulate_own(small, own_setup(small, 1), 0)
-    shares = ceiling(small, 0)
+    shares = ceiling(small, 0, PIECE)
     assert played.of_limit < shares.with_tools < shares.bound < 1
 
 
@@ -38,6 +38,13 @@ def test_one_call_by_hand(small: Workload) -> None:
     shares = ceiling(one, 0)
     assert generation(one, shares.bound) == pytest.approx(0.02 * 102 * 1100 / 22_000 + 100 * 0.001 + 2 * 512 / 10_000)
     assert shares.with_tools == shares.bound  # nothing is kept after the last call
+
+
+def test_one_call_in_pieces_by_hand(small: Workload) -> None:
+    one = jobs_of(small, turns=1, tool_seconds=5.0)
+    held = 2 * 1030 + 30 * (1030 + 1060 + 1090) + 10 * 1100  # two chunks, then three pieces of thirty and what is left
+    expected = pytest.approx(0.02 * held / 22_000 + 100 * 0.001 + 2 * 512 / 10_000)
+    assert generation(one, ceiling(one, 0, piece=30).bound) == expected
 
 
 def test_a_wait_holds_kv_for_as_many_steps_as_are_made_meanwhile(small: Workload) -> None:

@@ -25,10 +25,14 @@ def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
 
 
 def play(
-    script: Callable[[Engine], Awaitable[None]], first: First = "arrived", kv_tokens: int = 10_000, units: int = 1
+    script: Callable[[Engine], Awaitable[None]],
+    first: First = "arrived",
+    kv_tokens: int = 10_000,
+    units: int = 1,
+    piece: int | None = None,
 ) -> Totals:
     async def main() -> Totals:
-        engine = Engine(spec(kv_tokens, units), units, first)
+        engine = Engine(spec(kv_tokens, units), units, first, piece)
         await script(engine)
         assert (engine.kv_used, engine.contexts) == (0, 0)
         return engine.totals()
@@ -229,6 +233,37 @@ def test_calls_without_room_queue_first_in_first_out() -> None:
     assert done == [3, 1, 2]
 
 
+async def write(engine: Engine, order: int, output: int, ends: dict[int, float]) -> None:
+    async with engine.context(order) as context:
+        await context.call(512, output)
+        ends[order] = now()
+
+
+@pytest.mark.parametrize(("piece", "at_once"), [(None, 2), (4000, 2), (1000, 3)])
+def test_replies_in_pieces_leave_room_for_others(piece: int | None, at_once: int) -> None:
+    ends: dict[int, float] = {}
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(*(write(engine, order, 4000, ends) for order in range(3)))
+
+    totals = play(script, first="oldest", piece=piece)
+    assert totals.peak_contexts == at_once
+    assert totals.decoded == 3 * 4000
+    assert ends[0] < ends[2]
+
+
+def test_a_piece_without_room_waits_for_it_and_keeps_what_is_there() -> None:
+    ends: dict[int, float] = {}
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(write(engine, 0, 1500, ends), write(engine, 1, 3000, ends))
+
+    totals = play(script, first="oldest", kv_tokens=4000, piece=500)
+    together = 3.0 + 1000 * 2.0  # then there is room for one more piece only
+    assert ends == pytest.approx({0: together + 500 * 1.5, 1: together + 500 * 1.5 + 2000 * 1.5})
+    assert totals.prefilled_again == 0
+
+
 def test_a_call_that_can_never_fit_is_refused() -> None:
     async def script(engine: Engine) -> None:
         async with engine.context(0) as context:
@@ -296,8 +331,9 @@ def test_a_pause_only_takes_time() -> None:
     first=st.sampled_from(get_args(First)),
     contexts=st.integers(1, 25),
     kv=st.sampled_from([4000, 5000, 9000]),
+    piece=st.sampled_from([None, 1, 64, 250]),
 )
-def test_all_are_served_and_kv_is_never_exceeded(seed: int, first: First, contexts: int, kv: int) -> None:
+def test_all_are_served_and_kv_is_never_exceeded(seed: int, first: First, contexts: int, kv: int, piece: int | None) -> None:
     draw = random.Random(seed)
     decoded = 0
 
@@ -325,12 +361,12 @@ def test_all_are_served_and_kv_is_never_exceeded(seed: int, first: First, contex
             asyncio.get_running_loop().call_at(at, engine.resize, units, units * kv)
         await asyncio.gather(*tasks)
 
-    assert play(script, first, kv, units=3).decoded == decoded
+    assert play(script, first, kv, units=3, piece=piece).decoded == decoded
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), first=st.sampled_from(get_args(First)))
-def test_cancelling_leaves_nothing_behind(seed: int, first: First) -> None:
+@given(seed=st.integers(0, 2**32), first=st.sampled_from(get_args(First)), piece=st.sampled_from([None, 50]))
+def test_cancelling_leaves_nothing_behind(seed: int, first: First, piece: int | None) -> None:
     draw = random.Random(seed)
 
     async def one(engine: Engine, order: int) -> None:
@@ -347,4 +383,4 @@ def test_cancelling_leaves_nothing_behind(seed: int, first: First) -> None:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError)
 
-    play(script, first, kv_tokens=4000)
+    play(script, first, kv_tokens=4000, piece=piece)

@@ -16,6 +16,9 @@ SHARE = 16
 WORTH = 512
 """Behind a trunk, a second one is worth its own attention calls in every later step when it saves computing so many tokens."""
 
+PIECE = 256
+"""Tokens of a reply for which room is kept at a time: most replies end long before their limit."""
+
 HEADROOM = 0.05
 """Who comes in leaves this share of the KV tokens free for those under way to grow: it would be evicted soon otherwise."""
 
@@ -28,7 +31,13 @@ class Request:
     written: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    promised: int = 0
+    """Tokens of the reply for which room is kept."""
     cancelled: bool = False
+
+    @property
+    def next_promise(self) -> int:
+        return min(len(self.written) + PIECE, self.sampling.max_tokens)
 
 
 @dataclass(eq=False)
@@ -79,11 +88,10 @@ class Placement:
         request = strand.request
         assert request is not None
         if strand.path is not None:
-            if request.written:
+            if len(request.written) < request.promised:
                 return True
-            if _keep_prefix(strand, request.tokens):
-                self._make_room(0, version, growing=True)  # for as far as that goes: who is under way is not sent back
-                return True
+            if request.written or _keep_prefix(strand, request.tokens):
+                return self._promise(strand, version)
             self._forget(strand, version)
         prompt = request.tokens[:-1]
         trunk, agreed = self._cache.longest_trunk(prompt, version)
@@ -91,9 +99,11 @@ class Placement:
             agreed -= agreed % SHARE
         path = trunk.path_to(agreed) if trunk is not None else ()
         self._cache.hold(path)  # before room is made, which drops what nobody holds
-        if not self._make_room(len(prompt) - agreed + shelf_for(request.sampling.max_tokens), version):
+        piece = request.next_promise - len(request.written)
+        if not self._make_room(strand, len(prompt) - agreed + shelf_for(piece), version):
             self._cache.let_go(path, version)
             return False
+        request.promised = request.next_promise
         if len(prompt) - agreed >= SHARE and (not path or self._sharers(prompt) * (len(prompt) - agreed) >= WORTH):
             longer = self._cache.add_trunk(path, prompt, version).path_to(len(prompt))
             self._cache.hold(longer)
@@ -107,34 +117,40 @@ class Placement:
         waiting = [s.request.tokens for s in self._strands.values() if s.request is not None and s.path is None]
         return sum(tokens[:-1] == prompt for tokens in waiting) - 1
 
-    def _make_room(self, tokens: int, version: int, growing: bool = False) -> bool:
-        """Drop what nobody uses until so many tokens fit. False when those at work must end first.
+    def _promise(self, strand: Strand, version: int) -> bool:
+        """Keep room for the next piece of its reply. False when that has to wait."""
+        request = strand.request
+        assert request is not None
+        before, request.promised = request.promised, request.next_promise
+        if self._make_room(strand, 0, version):
+            return True
+        request.promised = before
+        return False
 
-        A session that waits for a tool keeps what it has: it is evicted for one that is under way and grows, the latest started
-        first, but for a newcomer only when nobody is at work who would ever make room.
-        """
-        limit = self._kv_tokens * (1 if growing else 1 - HEADROOM)
+    def _make_room(self, strand: Strand, tokens: int, version: int) -> bool:
+        """Drop what is not needed until so many tokens more fit for this strand. False when it has to wait."""
+        limit = self._kv_tokens * (1 - HEADROOM if strand.path is None else 1)
         while self._committed() + tokens > limit:
             unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
             holders = [s for s in self._strands.values() if s.path is not None]
-            idle = [s for s in holders if s.request is None]
             if unused is not None:
                 self._cache.drop(unused, version)
-            elif idle and (growing or len(idle) == len(holders)):
-                self._forget(idle[-1], version)
+            elif not holders or holders == [strand]:
+                return True
+            elif (victim := _dispensable(strand, holders)) is not None:
+                self._forget(victim, version)
             else:
-                return not holders
+                return False
         return True
 
     def _committed(self) -> int:
-        """Tokens of trunks, and of the rows that tails have or will need before their present reply ends."""
+        """Tokens of trunks, and of the rows that tails have or will need before the present piece of their reply ends."""
         rows = 0
         for strand in self._strands.values():
             if strand.path is not None:
                 needed = len(strand.held)
                 if strand.request is not None:
-                    request = strand.request
-                    needed = len(request.tokens) + request.sampling.max_tokens - len(request.written)
+                    needed = len(strand.request.tokens) + strand.request.promised - len(strand.request.written)
                 row = strand.tail.shelf.capacity if strand.tail is not None else 0
                 rows += max(row, shelf_for(needed - length(strand.path)))
         return rows + sum(trunk.tokens for trunk in self._cache.trunks)
@@ -145,6 +161,18 @@ class Placement:
         if strand.path is not None:
             self._cache.let_go(strand.path, version)
         strand.path, strand.tail, strand.held = None, None, []
+
+
+def _dispensable(strand: Strand, holders: Sequence[Strand]) -> Strand | None:
+    """Who loses what it has for this strand, the latest started first. A session that waits for a tool keeps what it has: it
+    gives way to one that is under way and grows, but to a newcomer only when nobody is at work who would ever make room. Who
+    grows also takes from those at work that started later; so the one that started first always goes on."""
+    idle = [s for s in holders if s.request is None]
+    if strand.path is None:
+        return idle[-1] if len(idle) == len(holders) else None
+    if idle:
+        return idle[-1]
+    return holders[-1] if holders[-1] is not strand else None
 
 
 def _keep_prefix(strand: Strand, tokens: Sequence[int]) -> bool:

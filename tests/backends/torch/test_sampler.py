@@ -110,6 +110,24 @@ async def test_a_cache_that_is_too_small_for_all_changes_nothing_but_the_work(en
     assert more_work >= little_work  # who finds no room waits; only those under way evict each other
 
 
+async def test_a_reply_sent_back_in_the_middle_goes_on_where_it_was(engine: Engine) -> None:
+    chance = random.Random(4)
+    prompts = [random_tokens(chance, 60) for _ in range(3)]
+
+    async def run(kv_tokens: int) -> tuple[list[Segment], int, float]:
+        async with engine(kv_tokens=kv_tokens) as (sampler, trainer):
+            work = [converse(sampler, i, prompt, 1, Sampling(1.0, 700)) for i, prompt in enumerate(prompts)]
+            segments = list(await asyncio.gather(*work))
+            gap = largest_gap(segments, await trainer.logprobs([as_sample(s) for s in segments], 1.0))
+            return segments, sampler.prefilled_tokens, gap
+
+    roomy, little_work, _ = await run(100_000)
+    tight, more_work, gap = await run(2600)  # all three begin, and only one has room for a long reply
+    assert [s.tokens for s in roomy] == [s.tokens for s in tight]
+    assert more_work > little_work + 256
+    assert gap < 1e-4
+
+
 async def test_a_session_that_waits_for_a_tool_keeps_its_cache_while_newcomers_wait_for_room(engine: Engine) -> None:
     chance = random.Random(5)
     first, second, third = (random_tokens(chance, 300) for _ in range(3))
