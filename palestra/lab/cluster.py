@@ -229,7 +229,7 @@ class Balance:
 
 
 def balance(work: workload.Workload, limits: workload.Limits) -> Balance:
-    """As many units as training keeps busy for certain, and one more from three eighths of a batch down to a tenth."""
+    """As many units as training keeps busy for certain, and one more from five sixteenths of a batch down to one sixteenth."""
     units, tasks = work.engine.units, work.batch.tasks
     training = min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2)
-    return Balance(training, pile=max(1, tasks * 3 // 8), few=tasks // 10)
+    return Balance(training, pile=max(1, tasks * 5 // 16), few=tasks // 16)

@@ -2,6 +2,7 @@
 what it has when room is short.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ SHARE = 16
 WORTH = 512
 """Behind a trunk, a second one is worth its own attention calls in every later step when it saves computing so many tokens."""
 
-PIECE = 256
+REPLY_PIECE = 256
 """Tokens of a reply for which room is kept at a time: most replies end long before their limit."""
 
 HEADROOM = 0.05
@@ -37,7 +38,7 @@ class Request:
 
     @property
     def next_promise(self) -> int:
-        return min(len(self.written) + PIECE, self.sampling.max_tokens)
+        return min(len(self.written) + REPLY_PIECE, self.sampling.max_tokens)
 
 
 @dataclass(eq=False)
@@ -72,24 +73,23 @@ class Placement:
         return [strand for strand in self._strands.values() if strand.request is not None]
 
     def placed(self, version: int) -> list[Strand]:
-        """Those who can go on. Who has no room waits, and nobody who came later goes in before."""
+        """Those who can go on. Who has no room waits, and nobody who came later comes in before."""
         placed, waiting = [], False
         for strand in self.running():
             if strand.path is None and waiting:
                 continue
-            if self._place(strand, version):
+            if _has_room(strand) or self._place(strand, version):
                 placed.append(strand)
             else:
                 waiting = True
         return placed
 
     def _place(self, strand: Strand, version: int) -> bool:
-        """Give the strand a path, or find that what it holds still fits. False when it has to wait."""
+        """Give the strand a path, or find that what it holds still fits, with room for a piece of its reply. False when it has
+        to wait."""
         request = strand.request
         assert request is not None
         if strand.path is not None:
-            if len(request.written) < request.promised:
-                return True
             if request.written or _keep_prefix(strand, request.tokens):
                 return self._promise(strand, version)
             self._forget(strand, version)
@@ -98,18 +98,19 @@ class Placement:
         if agreed < len(prompt):
             agreed -= agreed % SHARE
         path = trunk.path_to(agreed) if trunk is not None else ()
+        new, piece = len(prompt) - agreed, request.next_promise - len(request.written)
+        adds_trunk = new >= SHARE and (not path or self._sharers(prompt) * new >= WORTH)
         self._cache.hold(path)  # before room is made, which drops what nobody holds
-        piece = request.next_promise - len(request.written)
-        if not self._make_room(strand, len(prompt) - agreed + shelf_for(piece), version):
+        if not self._make_room(strand, new + shelf_for(piece) if adds_trunk else shelf_for(new + piece), version):
             self._cache.let_go(path, version)
             return False
-        request.promised = request.next_promise
-        if len(prompt) - agreed >= SHARE and (not path or self._sharers(prompt) * (len(prompt) - agreed) >= WORTH):
+        if adds_trunk:
             longer = self._cache.add_trunk(path, prompt, version).path_to(len(prompt))
             self._cache.hold(longer)
             self._cache.let_go(path, version)  # the new trunk holds it
             path = longer
         strand.path, strand.held = path, prompt[: length(path)]
+        request.promised = request.next_promise
         return True
 
     def _sharers(self, prompt: Sequence[int]) -> int:
@@ -128,32 +129,49 @@ class Placement:
         return False
 
     def _make_room(self, strand: Strand, tokens: int, version: int) -> bool:
-        """Drop what is not needed until so many tokens more fit for this strand. False when it has to wait."""
+        """Drop what is not needed until so many tokens more fit for this strand. False when it has to wait; then nobody has
+        lost anything for it."""
         limit = self._kv_tokens * (1 - HEADROOM if strand.path is None else 1)
-        while self._committed() + tokens > limit:
-            unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
-            holders = [s for s in self._strands.values() if s.path is not None]
-            if unused is not None:
-                self._cache.drop(unused, version)
-            elif not holders or holders == [strand]:
-                return True
-            elif (victim := _dispensable(strand, holders)) is not None:
-                self._forget(victim, version)
-            else:
-                return False
+        self._drop_unused(limit - tokens, version)
+        missing = self.committed() + tokens - limit
+        holders = [s for s in self._strands.values() if s.path is not None]
+        victims = _dispensable(strand, holders)
+        alone = len(victims) == sum(s is not strand for s in holders)
+        if missing > sum(map(self._frees, victims)) and not alone:
+            return False
+        for victim in victims:
+            if self.committed() + tokens <= limit:
+                break
+            self._forget(victim, version)
+            self._drop_unused(limit - tokens, version)
         return True
 
-    def _committed(self) -> int:
-        """Tokens of trunks, and of the rows that tails have or will need before the present piece of their reply ends."""
-        rows = 0
-        for strand in self._strands.values():
-            if strand.path is not None:
-                needed = len(strand.held)
-                if strand.request is not None:
-                    needed = len(strand.request.tokens) + strand.request.promised - len(strand.request.written)
-                row = strand.tail.shelf.capacity if strand.tail is not None else 0
-                rows += max(row, shelf_for(needed - length(strand.path)))
+    def _drop_unused(self, limit: float, version: int) -> None:
+        """Drop trunks that nobody uses until no more than so many tokens are committed."""
+        while self.committed() > limit:
+            unused = next((trunk for trunk in self._cache.trunks if trunk.users == 0), None)
+            if unused is None:
+                return
+            self._cache.drop(unused, version)
+
+    def committed(self) -> int:
+        """Tokens of trunks, and of the rows that tails have or were promised."""
+        rows = sum(self._row(strand) for strand in self._strands.values() if strand.path is not None)
         return rows + sum(trunk.tokens for trunk in self._cache.trunks)
+
+    def _row(self, strand: Strand) -> int:
+        """Tokens of the row that the strand has, or will need before the promised piece of its reply ends."""
+        assert strand.path is not None
+        needed, request = len(strand.held), strand.request
+        if request is not None and request.promised:
+            needed = len(request.tokens) + request.promised - len(request.written) - 1  # the last one need not be kept
+        return max(strand.tail.shelf.capacity if strand.tail is not None else 0, shelf_for(needed - length(strand.path)))
+
+    def _frees(self, strand: Strand) -> int:
+        """Tokens that are free without this strand, at least."""
+        assert strand.path is not None
+        own = strand.path[-1].trunk if strand.path else None
+        return self._row(strand) + (own.tokens if own is not None and own.users == 1 else 0)
 
     def _forget(self, strand: Strand, version: int) -> None:
         if strand.tail is not None:
@@ -163,16 +181,21 @@ class Placement:
         strand.path, strand.tail, strand.held = None, None, []
 
 
-def _dispensable(strand: Strand, holders: Sequence[Strand]) -> Strand | None:
-    """Who loses what it has for this strand, the latest started first. A session that waits for a tool keeps what it has: it
-    gives way to one that is under way and grows, but to a newcomer only when nobody is at work who would ever make room. Who
-    grows also takes from those at work that started later; so the one that started first always goes on."""
-    idle = [s for s in holders if s.request is None]
+def _has_room(strand: Strand) -> bool:
+    """Whether it may write the next token of its reply where it is."""
+    request = strand.request
+    return strand.path is not None and request is not None and len(request.written) < request.promised
+
+
+def _dispensable(strand: Strand, holders: Sequence[Strand]) -> list[Strand]:
+    """Who gives way to this strand, in order. To one that grows: those that started later, the latest first, and then those
+    that wait for a tool; so of all at work the one that started first always goes on. To a newcomer nobody, unless all wait for
+    tools: then nobody would ever make room."""
+    idle = [s for s in reversed(holders) if s.request is None]
     if strand.path is None:
-        return idle[-1] if len(idle) == len(holders) else None
-    if idle:
-        return idle[-1]
-    return holders[-1] if holders[-1] is not strand else None
+        return idle if len(idle) == len(holders) else []
+    later = list(itertools.takewhile(lambda s: s is not strand, reversed(holders)))
+    return [*later, *(s for s in idle if s not in later)]
 
 
 def _keep_prefix(strand: Strand, tokens: Sequence[int]) -> bool:
