@@ -136,8 +136,8 @@ class Placement:
         missing = self.committed() + tokens - limit
         holders = [s for s in self._strands.values() if s.path is not None]
         victims = _dispensable(strand, holders)
-        alone = len(victims) == sum(s is not strand for s in holders)
-        if missing > sum(map(self._frees, victims)) and not alone:
+        all_give_way = len(victims) == sum(s is not strand for s in holders)
+        if missing > sum(map(self._frees, victims)) and not all_give_way:
             return False
         for victim in victims:
             if self.committed() + tokens <= limit:
