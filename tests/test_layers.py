@@ -231,6 +231,7 @@ ORDER = (
     "palestra.lab.workload",
     "palestra.lab.progress",
     "palestra.lab.pool",
+    "palestra.lab.inflow",
     "palestra.lab.engine",
     "palestra.lab.cluster",
     "palestra.lab.published",

@@ -59,8 +59,7 @@ class Cluster:
         self.backlog = 0
         """Complete groups that wait for training; whoever trains keeps it."""
         self.coming = 0
-        """Runs of this training step that have not opened their context yet: whoever starts a step adds them, a run that
-        starts takes itself off."""
+        """Runs of this training step that have not begun yet; whoever starts a step adds them."""
         self.to_come = 0
         """The same of all steps."""
 
@@ -68,6 +67,13 @@ class Cluster:
     def has_training(self) -> bool:
         """Whether training work is waiting or under way."""
         return self._works > 0
+
+    def begin_run(self) -> None:
+        """A run is about to open its context."""
+        self.coming -= 1
+        self.to_come -= 1
+        if self.to_come == 0:
+            self.engine.hurry()
 
     async def train(self, seconds: float) -> None:
         """So many seconds of work for all units; longer on those that train. First come, first served."""
@@ -219,7 +225,7 @@ class Balance:
 
     def generating(self, cluster: Cluster) -> int:
         if self.ending:
-            return Elastic(slack=0.3).generating(cluster)
+            return Elastic(slack=0.2).generating(cluster)
         if cluster.backlog >= self.pile:
             self.begun = self.joined = True
         elif cluster.backlog <= self.few:
@@ -229,7 +235,7 @@ class Balance:
 
 
 def balance(work: workload.Workload, limits: workload.Limits) -> Balance:
-    """As many units as training keeps busy for certain, and one more from five sixteenths of a batch down to one sixteenth."""
+    """As many units as training keeps busy for certain, and one more from a quarter of a batch down to one sixteenth."""
     units, tasks = work.engine.units, work.batch.tasks
     training = min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2)
-    return Balance(training, pile=max(1, tasks * 5 // 16), few=tasks // 16)
+    return Balance(training, pile=max(1, tasks // 4), few=tasks // 16)

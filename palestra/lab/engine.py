@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from palestra.lab import workload
+from palestra.lab.inflow import Inflow
 from palestra.lab.progress import Mark, Progress
 
 First = Literal["arrived", "shortest", "oldest"]
 """Whose call goes first while KV is short. "arrived": whose came first, and it takes KV from contexts that wait for a tool.
 With the others those are pinned: they keep their KV, and their calls go before those of contexts that have none. Of each kind the
-shortest goes first, which has come least far and would be the last to end; or the oldest, where nobody waits for the last."""
+shortest goes first, which has come least far and would be the last to end; or the oldest, where nobody waits for the last. With
+the oldest first, newcomers have a pace of their own once units have turned to training, whoever else waits."""
 
 Place = tuple[bool, bool, int, int]
 """Where a call stands in the queue; the smallest is served first."""
@@ -52,6 +54,11 @@ class Context:
         """Tokens of KV reserved; none when it is not resident."""
         self.call_under_way: _Call | None = None
 
+    @property
+    def new(self) -> bool:
+        """Whether nothing of it has been computed yet."""
+        return not self.seen and not self.held
+
     async def call(self, new_tokens: int, output_tokens: int) -> None:
         """Prefill what is new (and what was lost), then decode."""
         await self._engine.serve(self, new_tokens, output_tokens)
@@ -84,8 +91,17 @@ class _Call:
         return self.context.length + self.piece
 
 
-HEADROOM = 0.02
+HEADROOM = {"shortest": 0.02, "oldest": 0.03}
 """When pinned, who comes in leaves this share of KV free for those under way to grow: it would be evicted soon otherwise."""
+
+NEWCOMERS_HEADROOM = 0.015
+"""What newcomers leave free when they have a pace: less, since they are short."""
+
+HOLE = 0.09
+"""With a larger share of KV free, newcomers come whatever their pace."""
+
+YOUNG = 0.25
+"""With the oldest first, contexts keep their KV until they are this share of the usual length: they free too little."""
 
 
 class Engine:
@@ -107,6 +123,8 @@ class Engine:
         self._orders: list[int] = []
         """Of all that are open, the smallest first."""
         self._left = self._left_tokens = 0
+        self._inflow = Inflow()
+        self._paced = False
         self._totals = Totals()
         self.units = units
         self.kv_tokens = spec.kv_tokens * units
@@ -124,7 +142,7 @@ class Engine:
 
     def kv_wanted(self) -> int:
         """Tokens of KV that would hold every open context at once, as long as they are now."""
-        return sum(context.held or context.length for context in self._open)
+        return _wanted(self._open)
 
     def totals(self) -> Totals:
         self._advance()
@@ -178,7 +196,20 @@ class Engine:
                     break
                 self._evict(context)
         self.units, self.kv_tokens = units, kv_tokens
+        self._paced = self._first == "oldest" and self._left > 0
         self._go_on()
+
+    def hurry(self) -> None:
+        """No context comes after those that are open. From now on somebody waits for the last of them, so the shortest, which
+        has come least far, goes first."""
+        if self._first == "oldest":
+            self._advance()
+            self._first, self._paced = "shortest", False
+            queued = [call for _, call in self._queue]
+            self._queue.clear()
+            for call in queued:
+                self._enqueue(call)
+            self._go_on()
 
     def pause(self) -> None:
         """Nothing advances until `resume`; KV is kept."""
@@ -203,10 +234,14 @@ class Engine:
         self._go_on()
 
     def _advance(self) -> None:
+        before = self._steps.count
         elapsed = self._steps.advance()
         if self._served and self.units and not self._paused:
             self._totals.busy += elapsed
             self._totals.unit_seconds += elapsed * self.units
+        if self._inflow.elapse(elapsed, self._steps.count - before, self._used) and self._paced:
+            under_way = [context for context in self._open if not context.new]
+            self._inflow.review(self.kv_tokens, _wanted(under_way), len(under_way), self._left)
 
     def _go_on(self) -> None:
         if self._queue:
@@ -292,13 +327,29 @@ class Engine:
         call.place = None
 
     def _admit(self) -> None:
-        while self._queue and self._make_room(call := self._queue[0][1]):
+        if self._paced:
+            self._admit_newcomers()
+        while (call := self._next_in_line()) is not None and self._make_room(call):
             self._dequeue(call)
             self._start(call)
 
+    def _admit_newcomers(self) -> None:
+        while self._inflow.due or self._used < (1 - HOLE) * self.kv_tokens:
+            call = next((call for _, call in self._queue if call.context.new), None)
+            if call is None or self._used + call.reserve > (1 - NEWCOMERS_HEADROOM) * self.kv_tokens:
+                return
+            self._dequeue(call)
+            self._start(call)
+            self._inflow.came()
+
+    def _next_in_line(self) -> _Call | None:
+        """The head of the queue; without newcomers that have a pace, unless nothing else is at work."""
+        others_only = self._paced and bool(self._served)
+        return next((call for _, call in self._queue if not (others_only and call.context.new)), None)
+
     def _make_room(self, call: _Call) -> bool:
         missing = self._used + call.reserve - call.context.held - self.kv_tokens
-        if self._pinned and self._served and not call.context.held and missing > -HEADROOM * self.kv_tokens:
+        if self._pinned and self._served and not call.context.held and missing > -HEADROOM[self._first] * self.kv_tokens:
             return False
         if missing <= 0:
             return True
@@ -315,8 +366,7 @@ class Engine:
         return False
 
     def _evictable(self, context: Context) -> Iterable[Context]:
-        """Who may lose its KV for this context's next call, the first choice first. When pinned: the shortest, which is soon
-        prefilled again, but none of those that started first while there are others, so that some come to their end."""
+        """Who may lose its KV for this context's next call, the first choice first. When pinned: never for a newcomer."""
         others = (other for other in self._idle if other is not context)
         if not self._pinned:
             return others
@@ -327,13 +377,22 @@ class Engine:
         return [other for other in choices if self._dispensable(other) > own] if context.held else []
 
     def _dispensable(self, context: Context) -> tuple[bool, int]:
+        """The greater, the sooner it loses its KV. With the shortest first: the shortest, which is soon prefilled again, but none
+        of those that started first while there are others, so that some come to their end. With the oldest first: who
+        started last, but none that is still young while there are others."""
+        if self._first == "oldest":
+            return context.length >= YOUNG * self._usual_length(), context.order
         return not self._started_first(context), -context.length
 
     def _started_first(self, context: Context) -> bool:
         """Whether it is among those that started first, as many as KV holds to their end."""
-        usual = self._left_tokens / self._left if self._left else 0.0
+        usual = self._usual_length()
         size = int(self.kv_tokens / usual) if usual else len(self._orders)
         return size >= len(self._orders) or context.order < self._orders[size]
+
+    def _usual_length(self) -> float:
+        """Tokens of contexts that have come to their end, on average."""
+        return self._left_tokens / self._left if self._left else 0.0
 
     def _evict(self, context: Context) -> None:
         call = context.call_under_way
@@ -360,3 +419,7 @@ class Engine:
             self._idle_tokens -= context.held
         self._used -= context.held
         context.held = 0
+
+
+def _wanted(contexts: Iterable[Context]) -> int:
+    return sum(context.held or context.length for context in contexts)

@@ -28,6 +28,11 @@ class Progress(Generic[T]):
         self._dropped: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def count(self) -> float:
+        """As of the last `advance`."""
+        return self._count
+
     def advance(self) -> float:
         """Bring the counter up to now; the seconds that have passed since it was."""
         now = self._loop.time()

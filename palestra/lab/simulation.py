@@ -95,8 +95,7 @@ class Member:
 
     async def run(self) -> None:
         cluster = self._world.cluster
-        cluster.coming -= 1
-        cluster.to_come -= 1
+        cluster.begin_run()
         try:
             with self._world.logged(self._order, "run"):
                 await self._converse(cluster.engine)

@@ -175,6 +175,66 @@ def test_pinned_those_that_started_first_are_spared() -> None:
     assert ends[2] < ends[1] < ends[3]
 
 
+def test_oldest_first_who_grows_takes_from_who_started_last_but_not_from_the_young() -> None:
+    ends: dict[int, float] = {}
+
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:  # leaves with 8000 tokens, so one of 1900 is young
+            await context.call(7990, 10)
+        await asyncio.gather(
+            busy(engine, 500),
+            grow(engine, 1, 2000, 100, 2000, ends),
+            grow(engine, 2, 2600, 300, 100, ends),
+            grow(engine, 3, 2400, 300, 100, ends),
+            grow(engine, 4, 1900, 300, 100, ends),
+        )
+
+    assert play(script, first="oldest").prefilled_again == 2400
+    assert ends[1] < ends[2]
+    assert ends[4] < ends[3]
+
+
+@pytest.mark.parametrize("first", ["shortest", "oldest"])
+def test_oldest_first_newcomers_have_a_pace_once_units_train(first: First) -> None:
+    """A hundred short contexts come at once to a large KV that is nearly full."""
+    starts: list[float] = []
+    ends: dict[int, float] = {}
+
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:
+            await context.call(9_000, 1_000)
+        engine.resize(1, 100_000)
+        began = now()
+        await asyncio.gather(
+            *(grow(engine, order, 10_500, 5_000, 10, ends) for order in range(1, 10)),
+            *(newcomer(engine, order, 100, 300, starts) for order in range(10, 60)),
+        )
+        assert min(starts) > began + 300
+
+    play(script, first, kv_tokens=100_000)
+    assert (max(starts) - min(starts) > 500) == (first == "oldest")
+
+
+@pytest.mark.parametrize(("hurried", "order"), [(False, [1, 2]), (True, [2, 1])])
+def test_when_nothing_comes_after_them_the_shortest_goes_first(hurried: bool, order: list[int]) -> None:
+    served: list[int] = []
+
+    async def come(engine: Engine, order: int, tokens: int) -> None:
+        async with engine.context(order) as context:
+            await context.call(tokens - 10, 10)
+            served.append(order)
+
+    async def script(engine: Engine) -> None:
+        tasks = [asyncio.create_task(each) for each in (busy(engine, 4000), come(engine, 1, 4000), come(engine, 2, 3500))]
+        await asyncio.sleep(10)
+        if hurried:
+            engine.hurry()
+        await asyncio.gather(*tasks)
+
+    play(script, "oldest", kv_tokens=5000)
+    assert served == order
+
+
 @pytest.mark.parametrize(("first", "order"), [("arrived", [2, 0, 1]), ("shortest", [1, 2, 0]), ("oldest", [0, 1, 2])])
 def test_who_goes_first_of_those_without_kv(first: First, order: list[int]) -> None:
     served: list[int] = []
