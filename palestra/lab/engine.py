@@ -196,7 +196,9 @@ class Engine:
                     break
                 self._evict(context)
         self.units, self.kv_tokens = units, kv_tokens
-        self._paced = self._first == "oldest" and self._left > 0
+        if self._first == "oldest" and self._left and not self._paced:
+            self._paced = True
+            self._inflow.start()
         self._go_on()
 
     def hurry(self) -> None:

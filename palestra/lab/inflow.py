@@ -26,9 +26,13 @@ class Inflow:
         self._tokens_held = 0.0
         """KV in use, times engine steps."""
         self._steps = self._seconds = 0.0
-        """Since the last review."""
+        """Since the start, or the last review."""
         self._surplus = SURPLUS
         self._owed = self._spaced = 0.0
+
+    def start(self) -> None:
+        """From now on newcomers have a pace."""
+        self._steps = self._seconds = 0.0
 
     @property
     def due(self) -> bool:
