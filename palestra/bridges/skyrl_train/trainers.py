@@ -2,11 +2,13 @@
 checkpoint is written, when to stop, and evaluation on held-out tasks. The training loops are SkyRL's own."""
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
 from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
@@ -83,6 +85,7 @@ class Driven:
         self.account.write(folder)
         super().save_checkpoints()  # type: ignore[misc]
         self._on_loop(self.account.commit, folder.name)
+        self._clear_away()
         if self.stopping():
             raise Stopped
         return str(folder)
@@ -105,6 +108,9 @@ class Driven:
             function(*arguments)
 
     def _cleanup_old_checkpoints(self) -> None:
+        """SkyRL would do it before the new one is complete."""
+
+    def _clear_away(self) -> None:
         if ray.is_initialized():
             super()._cleanup_old_checkpoints()  # type: ignore[misc]
         else:  # on one machine without GPUs, where nothing is remote
@@ -123,3 +129,32 @@ class AsyncTrainer(Driven, FullyAsyncRayPPOTrainer):
     """Rollouts run ahead of training, as far as the staleness allows."""
 
     connects_late = True
+
+    def load_checkpoints(self) -> Any:
+        go_back_to_complete(Path(self.cfg.trainer.ckpt_path))
+        return super().load_checkpoints()
+
+
+def go_back_to_complete(checkpoints: Path) -> None:
+    """The fully async trainer names a checkpoint the latest before the last file of it is written. Where a run was killed in
+    between, name the one before."""
+    latest = checkpoints / "latest_ckpt_global_step.txt"
+    if not latest.exists():
+        return
+    newest = checkpoints / f"global_step_{latest.read_text().strip()}"
+    if not newest.is_dir() or _is_complete(newest):
+        return
+    shutil.rmtree(newest)
+    complete = filter(_is_complete, checkpoints.glob("global_step_*"))
+    if steps := [int(folder.name.removeprefix("global_step_")) for folder in complete]:
+        latest.write_text(str(max(steps)))
+    else:
+        latest.unlink()
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    try:
+        torch.load(checkpoint / "fully_async_state.pt", map_location="cpu", weights_only=False)
+    except Exception:  # noqa: BLE001  # whatever half a file looks like to it
+        return False
+    return True

@@ -19,6 +19,7 @@ from bridges.skyrl.conftest import RECIPE, configured
 from palestra.bridges.skyrl_train import entry, estimators
 from palestra.bridges.skyrl_train.account import Account
 from palestra.bridges.skyrl_train.cpu_engine import CpuEngine
+from palestra.bridges.skyrl_train.trainers import go_back_to_complete
 from palestra.config import Config, dump
 from palestra.errors import PalestraError
 from palestra.ledger import Ledger
@@ -118,6 +119,40 @@ def test_a_run_that_was_killed_goes_on(model: Path, tmp_path: Path, overrides: t
     assert checkpoint.exists()
     assert _train(config, resume=True)["steps"] == 4
     _assert_each_trained_once(config)
+
+
+@pytest.mark.parametrize("left", [None, b"half a file"], ids=["none", "half"])
+def test_a_checkpoint_without_its_last_file_is_given_up_for_the_one_before(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bytes | None
+) -> None:
+    """The fully async trainer names it the latest before that file is written."""
+    config = configured(model, tmp_path / "run", *SMALL, "training.staleness=1")
+    real = Account.commit
+
+    def lose(self: Account, checkpoint: str) -> None:
+        if checkpoint == "global_step_3":
+            state = config.run.folder / "checkpoints" / checkpoint / "fully_async_state.pt"
+            state.unlink()
+            if left is not None:
+                state.write_bytes(left)
+            raise RuntimeError("the power went")
+        real(self, checkpoint)
+
+    monkeypatch.setattr(Account, "commit", lose)
+    with pytest.raises(PalestraError, match="the power went"):
+        _train(config)
+    monkeypatch.undo()
+    assert _train(config, resume=True)["steps"] == 4
+    _assert_each_trained_once(config)
+
+
+def test_a_first_checkpoint_without_its_last_file_leaves_none(tmp_path: Path) -> None:
+    latest = tmp_path / "latest_ckpt_global_step.txt"
+    go_back_to_complete(tmp_path)
+    (tmp_path / "global_step_1").mkdir()
+    latest.write_text("1")
+    go_back_to_complete(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_crash_between_checkpoint_and_ledger_is_made_up_for(
