@@ -2,9 +2,9 @@
 checkpoint is written, when to stop, and evaluation on held-out tasks. The training loops are SkyRL's own."""
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import ray
@@ -137,14 +137,13 @@ class AsyncTrainer(Driven, FullyAsyncRayPPOTrainer):
 
 def go_back_to_complete(checkpoints: Path) -> None:
     """The fully async trainer names a checkpoint the latest before the last file of it is written. Where a run was killed in
-    between, name the one before."""
+    between, name the one before; the step that is repeated writes it anew."""
     latest = checkpoints / "latest_ckpt_global_step.txt"
     if not latest.exists():
         return
     newest = checkpoints / f"global_step_{latest.read_text().strip()}"
     if not newest.is_dir() or _is_complete(newest):
         return
-    shutil.rmtree(newest)
     complete = filter(_is_complete, checkpoints.glob("global_step_*"))
     if steps := [int(folder.name.removeprefix("global_step_")) for folder in complete]:
         latest.write_text(str(max(steps)))
@@ -155,6 +154,6 @@ def go_back_to_complete(checkpoints: Path) -> None:
 def _is_complete(checkpoint: Path) -> bool:
     try:
         torch.load(checkpoint / "fully_async_state.pt", map_location="cpu", weights_only=False)
-    except Exception:  # noqa: BLE001  # whatever half a file looks like to it
+    except (OSError, EOFError, RuntimeError, UnpicklingError):  # as no file or half of one looks to it
         return False
     return True
