@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from palestra.lab import workload
-from palestra.lab.engine import Engine, First
+from palestra.lab.engine import Engine
+from palestra.lab.precedence import First
 from palestra.lab.progress import Progress
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from palestra.gather import Gathered, Make, MayRun, gather, learn
 from palestra.lab import clock
 from palestra.lab.cluster import Policy
-from palestra.lab.engine import First
+from palestra.lab.precedence import First
 from palestra.lab.simulation import Figures, Member, World
 from palestra.lab.workload import Job, Workload
 from palestra.pace import Pace

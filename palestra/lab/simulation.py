@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from palestra.errors import UsageError
 from palestra.lab import clock
 from palestra.lab.cluster import Cluster, Policy, Together
-from palestra.lab.engine import Engine, First
+from palestra.lab.engine import Engine
 from palestra.lab.pool import Pool
+from palestra.lab.precedence import First
 from palestra.lab.published import Schedule, Settings
 from palestra.lab.workload import Job, Workload
 from palestra.trajectory import Stage

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.lab import clock, workload
-from palestra.lab.engine import Context, Engine, First, Totals
+from palestra.lab.context import Context
+from palestra.lab.engine import Engine, Totals
+from palestra.lab.precedence import First
 
 
 def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
