@@ -55,6 +55,7 @@ class Engine:
         self._queue: list[tuple[Place, Call]] = []
         self._inflow = Inflow()
         self._paced = False
+        """With the oldest first, newcomers have a pace of their own once units have turned to training, whoever else waits."""
         self._totals = Totals()
         self.units = units
         self._kv = Kv(spec.kv_tokens * units)
