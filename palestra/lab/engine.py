@@ -47,6 +47,7 @@ class Engine:
         self._spec = spec
         self._piece = spec.kv_tokens if piece is None else piece
         self._precedence = Precedence(first)
+        self._kv = Kv(spec.kv_tokens * units)
         self._paused = False
         self._steps: Progress[Call] = Progress(self._wake)
         self._decoding = self._prefilling = self._arrivals = 0
@@ -58,7 +59,6 @@ class Engine:
         """With the oldest first, newcomers have a pace of their own once units have turned to training, whoever else waits."""
         self._totals = Totals()
         self.units = units
-        self._kv = Kv(spec.kv_tokens * units)
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when a context has left."""
 
@@ -85,7 +85,7 @@ class Engine:
 
     @asynccontextmanager
     async def context(self, order: int) -> AsyncIterator[Context]:
-        context = Context(self._call, order)
+        context = Context(self._serve, order)
         self._open.add(context)
         self._precedence.opened(context)
         try:
@@ -138,7 +138,7 @@ class Engine:
         self._paused = False
         self._go_on()
 
-    async def _call(self, context: Context, new_tokens: int, output_tokens: int) -> None:
+    async def _serve(self, context: Context, new_tokens: int, output_tokens: int) -> None:
         self._arrivals += 1
         call = Call(context, output_tokens, self._piece, self._arrivals, asyncio.get_running_loop().create_future())
         context.length += new_tokens
