@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from palestra.dispatch.stream import Stream
 from palestra.errors import UsageError, where_it_failed
-from palestra.lab.ceiling import ceiling
+from palestra.lab.ceiling import ceiling, generation_seconds
 from palestra.lab.cluster import Elastic, balance
 from palestra.lab.own import Setup, simulate_own
 from palestra.lab.published import batch, bounded, pipeline
@@ -90,11 +90,11 @@ def own_setup(workload: Workload, staleness: int, piece: int = PIECE) -> Setup:
     rollouts = workload.batch.tasks * workload.batch.samples
     if staleness == 0:
         return Setup(lambda: Stream(init, rollouts, reward, rollouts * 3 // 2), Elastic, 0, piece)
-    limits = workload.limits(workload.draw(0, 0))
-    generating = workload.engine.units - balance(workload, limits).training
+    generation = generation_seconds(workload, workload.draw(0, 0), piece)
+    generating = workload.engine.units - balance(workload, generation).training
     # A context is half as long on average as at its end, and some wait for tools.
     run = min(rollouts, int(KV_BUDGET * generating * workload.engine.kv_tokens / (workload.context.end / 2)))
-    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, limits), staleness, piece)
+    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, generation), staleness, piece)
 
 
 def find_outside(where: str) -> Any:

@@ -6,7 +6,7 @@ KV meanwhile, or are prefilled again.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -32,17 +32,20 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    length: Column
-    """Of the context with its reply."""
-    new: Column
+    chunks: Column
+    """Of what is new."""
     output: Column
+    lost: Column
+    """Chunks to prefill again if KV is lost before the next call, with what is new then."""
+    length: Column
+    """Tokens of KV held until the next call."""
     reserve: Column
     """Tokens of KV held while it is prefilled."""
     written: Column
     """Tokens of KV held in each decode step, added up."""
     wait: Column
     """Seconds until the next call, if there is one."""
-    next_new: Column
+    next_chunks: Column
     next_reserve: Column
 
 
@@ -51,47 +54,55 @@ def ceiling(workload: Workload, seed: int, piece: int | None = None) -> Ceiling:
     steps = [workload.draw(seed, step) for step in range(workload.batch.steps)]
     limits = [workload.limits(jobs) for jobs in steps]
     limit, rest = sum(each.step for each in limits), sum(each.step - each.gpu for each in limits)
-    longest_piece = workload.engine.kv_tokens if piece is None else piece
-    calls = _calls(chain.from_iterable(chain.from_iterable(steps)), longest_piece)
+    calls = _calls(workload, chain.from_iterable(steps), piece)
     free = _generation(workload.engine, replace(calls, wait=np.zeros_like(calls.wait)), 0.0)
-    fastest = min(_generation(workload.engine, calls, longest) for longest in np.geomspace(1.0, workload.tools.most, 50))
-    return Ceiling(limit / (free + rest), limit / (fastest + rest))
+    return Ceiling(limit / (free + rest), limit / (_with_tools(workload, calls) + rest))
 
 
-def _calls(jobs: Iterable[Job], piece: int) -> _Calls:
+def generation_seconds(workload: Workload, jobs: Iterable[Sequence[Job]], piece: int | None = None) -> float:
+    """What all units together need for these jobs, with tools that take their time: see `Ceiling.with_tools`."""
+    return _with_tools(workload, _calls(workload, jobs, piece))
+
+
+def _with_tools(workload: Workload, calls: _Calls) -> float:
+    return min(_generation(workload.engine, calls, longest) for longest in np.geomspace(1.0, workload.tools.most, 50))
+
+
+def _calls(workload: Workload, jobs: Iterable[Sequence[Job]], piece: int | None) -> _Calls:
+    piece = workload.engine.kv_tokens if piece is None else piece
+    chunk, shared, spared = workload.engine.prefill_chunk, workload.shared_tokens, workload.spared_tokens
+    alone, beside = (math.ceil((workload.context.start - tokens) / chunk) for tokens in (0, shared))
+    prompt_chunks = beside + (alone - beside) / workload.batch.samples
     rows = []
-    for job in jobs:
-        length = 0
+    for job in chain.from_iterable(jobs):
+        length, chunks = 0, prompt_chunks
         for turn, following in zip(job.turns, [*job.turns[1:], None], strict=True):
-            new, output = turn.new_tokens, turn.output_tokens
+            output = turn.output_tokens
             pieces, rest = divmod(output, piece)
-            length += new
-            reserve = length + min(piece, output)
-            written = output * length + piece**2 * pieces * (pieces + 1) / 2 + rest * output
+            length += turn.new_tokens
+            reserve = length + min(piece, output) - spared
+            written = output * (length - spared) + piece**2 * pieces * (pieces + 1) / 2 + rest * output
             length += output
             wait, next_new, next_output = (
                 (turn.tool_seconds, following.new_tokens, following.output_tokens) if following else (0.0, 0, 0)
             )
-            next_reserve = length + next_new + min(piece, next_output)
-            rows.append((length, new, output, reserve, written, wait, next_new, next_reserve))
+            next_chunks, lost = math.ceil(next_new / chunk), math.ceil((length - shared + next_new) / chunk)
+            next_reserve = length + next_new + min(piece, next_output) - spared
+            rows.append((chunks, output, lost, length - spared, reserve, written, wait, next_chunks, next_reserve))
+            chunks = next_chunks
     return _Calls(*np.array(rows, dtype=float).T)
 
 
 def _generation(engine: Engine, calls: _Calls, longest_wait: float) -> float:
     """Seconds of all units with KV full all the time, where contexts that wait longer than this are prefilled again."""
-
-    def chunks(tokens: Column) -> Column:
-        return np.ceil(tokens / engine.prefill_chunk)
-
     kept = calls.wait <= longest_wait
-    again = np.where(kept, 0.0, chunks(calls.length + calls.next_new) - chunks(calls.next_new))
-    first = chunks(calls.new)
+    again = np.where(kept, 0.0, calls.lost - calls.next_chunks)
     kv = engine.kv_tokens * engine.units
     # Steps, were KV full of calls.
-    served = float((first * calls.reserve + calls.written + again * calls.next_reserve).sum()) / kv
+    served = float((calls.chunks * calls.reserve + calls.written + again * calls.next_reserve).sum()) / kv
     waited = float((calls.wait * calls.length)[kept].sum()) / kv  # seconds, were it full of contexts that wait
     chunk_seconds = engine.prefill_chunk / engine.prefill_rate
-    work = float((chunk_seconds * (first + again) + engine.decode_seconds * calls.output).sum()) / engine.units
+    work = float((chunk_seconds * (calls.chunks + again) + engine.decode_seconds * calls.output).sum()) / engine.units
     # generation = step_seconds * steps + work, and steps = served + waited * steps / generation
     half = (engine.step_seconds * served + waited + work) / 2
     return half + math.sqrt(half**2 - waited * work)

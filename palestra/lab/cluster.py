@@ -235,8 +235,9 @@ class Balance:
         return self.start(cluster.spec.units)
 
 
-def balance(work: workload.Workload, limits: workload.Limits) -> Balance:
-    """As many units as training keeps busy for certain, and one more from a quarter of a batch down to one sixteenth."""
-    units, tasks = work.engine.units, work.batch.tasks
-    training = min(max(1, int(units * work.training.seconds / (work.training.seconds + limits.gpu))), units - 2)
+def balance(work: workload.Workload, generation_seconds: float) -> Balance:
+    """As many units as training keeps busy for certain, where generation takes so long on all units, and one more from a quarter
+    of a batch down to one sixteenth."""
+    units, tasks, training_seconds = work.engine.units, work.batch.tasks, work.training.seconds
+    training = min(max(1, int(units * training_seconds / (training_seconds + generation_seconds))), units - 2)
     return Balance(training, pile=max(1, tasks // 4), few=tasks // 16)

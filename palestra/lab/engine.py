@@ -6,12 +6,13 @@ A reply is written in one piece or in several; KV is reserved for one piece at a
 import asyncio
 import bisect
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from palestra.lab import workload
-from palestra.lab.context import Call, Context, Place
+from palestra.lab.context import Call, Context, Place, Prompt
 from palestra.lab.inflow import Inflow
 from palestra.lab.kv import Kv
 from palestra.lab.precedence import First, Precedence
@@ -52,6 +53,8 @@ class Engine:
         self._steps: Progress[Call] = Progress(self._wake)
         self._decoding = self._prefilling = self._arrivals = 0
         self._open: set[Context] = set()
+        self._prompts: WeakValueDictionary[int, Prompt] = WeakValueDictionary()
+        """Those that open contexts share, by their kin."""
         self._served: set[Call] = set()
         self._queue: list[tuple[Place, Call]] = []
         self._inflow = Inflow()
@@ -76,7 +79,7 @@ class Engine:
         return self._kv.used
 
     def kv_wanted(self) -> int:
-        """Tokens of KV that would hold every open context at once, as long as they are now."""
+        """Tokens of KV that would hold every open context at once."""
         return _wanted(self._open)
 
     def totals(self) -> Totals:
@@ -84,8 +87,9 @@ class Engine:
         return self._totals
 
     @asynccontextmanager
-    async def context(self, order: int) -> AsyncIterator[Context]:
-        context = Context(self._serve, order)
+    async def context(self, order: int, kin: int | None = None) -> AsyncIterator[Context]:
+        """Where the engine shares prompts, contexts of the same kin begin with the same one."""
+        context = Context(self._serve, order, kin if self._spec.shares_prompts else None)
         self._open.add(context)
         self._precedence.opened(context)
         try:
@@ -141,6 +145,8 @@ class Engine:
     async def _serve(self, context: Context, new_tokens: int, output_tokens: int) -> None:
         self._arrivals += 1
         call = Call(context, output_tokens, self._piece, self._arrivals, asyncio.get_running_loop().create_future())
+        if context.kin is not None and not context.length:
+            context.prompt = self._prompt(context.kin, new_tokens)
         context.length += new_tokens
         whole = context.length + output_tokens
         if whole > self._spec.kv_tokens:
@@ -156,6 +162,13 @@ class Engine:
             self._abandon(call)
             self._go_on()
             raise
+
+    def _prompt(self, kin: int, tokens: int) -> Prompt | None:
+        if tokens < 2:
+            return None
+        prompt = self._prompts.get(kin) or Prompt(tokens - 1)
+        self._prompts[kin] = prompt
+        return prompt
 
     # The common step. Whatever happens, `_advance` comes before it and `_go_on` after it.
 
@@ -188,7 +201,7 @@ class Engine:
 
     def _start(self, call: Call) -> None:
         context = call.context
-        call.kept = context.held
+        call.kept = context.kept
         self._kv.hold(context, call.reserve)
         self._served.add(call)
         self._totals.peak_contexts = max(self._totals.peak_contexts, len(self._served) + len(self._kv.idle))
@@ -198,8 +211,10 @@ class Engine:
     def _decode(self, call: Call) -> None:
         context = call.context
         self._totals.prefilled += context.length - call.kept
-        self._totals.prefilled_again += context.seen - call.kept
+        self._totals.prefilled_again += max(0, context.seen - call.kept)
         context.seen = context.length
+        if context.prompt is not None:
+            context.prompt.computed = True
         self._prefilling -= 1
         self._decoding += 1
         call.decoding = True
@@ -260,7 +275,7 @@ class Engine:
     def _admit_newcomers(self) -> None:
         while self._inflow.due or self._kv.used < (1 - HOLE) * self._kv.tokens:
             call = next((call for _, call in self._queue if call.context.new), None)
-            if call is None or self._kv.used + call.reserve > (1 - NEWCOMERS_HEADROOM) * self._kv.tokens:
+            if call is None or self._missing(call) > -NEWCOMERS_HEADROOM * self._kv.tokens:
                 return
             self._dequeue(call)
             self._start(call)
@@ -273,22 +288,27 @@ class Engine:
 
     def _make_room(self, call: Call) -> bool:
         kv, precedence, held = self._kv, self._precedence, call.context.held
-        missing = kv.used + call.reserve - held - kv.tokens
+        missing = self._missing(call)
         if precedence.pinned and self._served and not held and missing > -HEADROOM[precedence.first] * kv.tokens:
             return False
         if missing <= 0:
             return True
-        if missing > kv.idle_tokens - held:
+        if self._served and missing > kv.idle_tokens - held:
             return False
         victims = []
-        for context in precedence.victims(call.context, kv.idle, kv.tokens, nobody_served=not self._served):
+        choices = precedence.victims(call.context, kv.idle, kv.tokens, nobody_served=not self._served)
+        for context, freed in kv.freed(choices, call.context):
             victims.append(context)
-            missing -= context.held
+            missing -= freed
             if missing <= 0:
                 for victim in victims:
                     self._evict(victim)
                 return True
         return False
+
+    def _missing(self, call: Call) -> int:
+        """Tokens of KV that it lacks; below 0, those that are left with it."""
+        return self._kv.used + self._kv.more(call.context, call.reserve) - self._kv.tokens
 
     def _evict(self, context: Context) -> None:
         call = context.call_under_way
@@ -310,5 +330,7 @@ class Engine:
         self._kv.release(call.context)
 
 
-def _wanted(contexts: Iterable[Context]) -> int:
-    return sum(context.wanted for context in contexts)
+def _wanted(contexts: Collection[Context]) -> int:
+    """Tokens of KV that would hold them all, as long as they are now."""
+    prompts = {context.prompt for context in contexts if context.prompt is not None}
+    return sum(context.wanted for context in contexts) + sum(prompt.tokens for prompt in prompts)

@@ -105,7 +105,7 @@ class Member:
         self.stages.append("run")
 
     async def _converse(self, engine: Engine) -> None:
-        async with engine.context(self._order) as context:
+        async with engine.context(self._order, self._order // self._world.workload.batch.samples) as context:
             for turn in self._job.turns:
                 await context.call(turn.new_tokens, turn.output_tokens)
                 await asyncio.sleep(turn.tool_seconds)

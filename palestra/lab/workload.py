@@ -106,6 +106,9 @@ class Engine(Quantities):
     """Tokens whose keys and values one unit holds."""
     switch_keeps_kv: bool
     """Whether a unit that trains for a while still has its keys and values afterwards."""
+    shares_prompts: bool = False
+    """Whether attempts at one task prefill the prompt that they all begin with once, and hold its keys and values once, as long
+    as one of them is resident."""
 
     def step(self, units: int, decoding: int, prefilling: int = 0) -> float:
         """Seconds of one step."""
@@ -232,9 +235,11 @@ class Workload(Quantities):
     def limits(self, jobs: Sequence[Sequence[Job]]) -> Limits:
         engine = self.engine
         every = [job for group in jobs for job in group]
+        spared = self.spared_tokens
         attended = decoded = prefilled = 0.0
         for job in every:
-            length = 0
+            length = -spared
+            prefilled -= spared
             for turn in job.turns:
                 length += turn.new_tokens
                 attended += turn.output_tokens * (length + turn.output_tokens / 2)
@@ -251,6 +256,16 @@ class Workload(Quantities):
             critical_path=max(map(self._alone, every)),
             step=gpu + self.training.seconds + self.training.publish_seconds,
         )
+
+    @property
+    def spared_tokens(self) -> float:
+        """What each attempt need not prefill or hold, where attempts at one task share their prompt and are all resident."""
+        return self.shared_tokens * (1 - 1 / self.batch.samples)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Of a prompt; its last one is computed by every attempt, to write the first of its reply."""
+        return self.context.start - 1 if self.engine.shares_prompts else 0
 
     def _alone(self, job: Job) -> float:
         """Seconds that a job takes with nobody else there."""

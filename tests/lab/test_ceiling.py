@@ -9,9 +9,13 @@ from palestra.lab.own import simulate_own
 from palestra.lab.workload import Workload
 
 
-def test_the_bound_is_above_what_is_played_and_below_the_limit(small: Workload) -> None:
-    played = simulate_own(small, own_setup(small, 1), 0)
-    shares = ceiling(small, 0, PIECE)
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_the_bound_is_above_what_is_played_and_below_the_limit(small: Workload, shares_prompts: bool) -> None:
+    values = small.model_dump()
+    values["engine"]["shares_prompts"] = shares_prompts
+    played_on = workload.parse(values)
+    played = simulate_own(played_on, own_setup(played_on, 1), 0)
+    shares = ceiling(played_on, 0, PIECE)
     assert played.of_limit < shares.with_tools < shares.bound < 1
 
 
@@ -38,6 +42,18 @@ def test_one_call_by_hand(small: Workload) -> None:
     shares = ceiling(one, 0)
     assert generation(one, shares.bound) == pytest.approx(0.02 * 102 * 1100 / 22_000 + 100 * 0.001 + 2 * 512 / 10_000)
     assert shares.with_tools == shares.bound  # nothing is kept after the last call
+
+
+def test_attempts_that_share_their_prompt_by_hand(small: Workload) -> None:
+    values = jobs_of(small, turns=1, tool_seconds=5.0).model_dump()
+    values["batch"]["samples"] = 2
+    values["engine"]["shares_prompts"] = True
+    two = workload.parse(values)
+    # The prompt's first 999 tokens are held once for both. The first attempt prefills two chunks, the other one chunk for the
+    # prompt's last token.
+    held, chunks = 2 * (1.5 + 100) * (1100 - 999 / 2), 3
+    expected = pytest.approx(0.02 * held / 22_000 + 200 * 0.001 + chunks * 512 / 10_000)
+    assert generation(two, ceiling(two, 0).bound) == expected
 
 
 def test_one_call_in_pieces_by_hand(small: Workload) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from palestra.lab import clock
+from palestra.lab.ceiling import generation_seconds
 from palestra.lab.cluster import Balance, Cluster, Elastic, Policy, Together, balance
 from palestra.lab.workload import Workload
 
@@ -105,7 +106,7 @@ def test_a_split_stays_and_loses_no_kv(w1: Workload) -> None:
 
 
 def test_training_has_the_units_that_it_keeps_busy(w1: Workload) -> None:
-    assert balance(w1, w1.limits(w1.draw(0, 0))) == Balance(2, pile=16, few=4)
+    assert balance(w1, generation_seconds(w1, w1.draw(0, 0))) == Balance(2, pile=16, few=4)
 
 
 def test_a_unit_joins_training_while_groups_pile_up(w1: Workload) -> None:

@@ -13,7 +13,7 @@ from palestra.lab.engine import Engine, Totals
 from palestra.lab.precedence import First
 
 
-def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
+def spec(kv_tokens: int = 10_000, units: int = 1, shares_prompts: bool = False) -> workload.Engine:
     """A step takes 1 s, 0.5 s more for each sequence that decodes and 1 s more for each that prefills, on one unit."""
     return workload.Engine(
         units=units,
@@ -23,6 +23,7 @@ def spec(kv_tokens: int = 10_000, units: int = 1) -> workload.Engine:
         prefill_chunk=512,
         kv_tokens=kv_tokens,
         switch_keeps_kv=False,
+        shares_prompts=shares_prompts,
     )
 
 
@@ -32,9 +33,10 @@ def play(
     kv_tokens: int = 10_000,
     units: int = 1,
     piece: int | None = None,
+    shares_prompts: bool = False,
 ) -> Totals:
     async def main() -> Totals:
-        engine = Engine(spec(kv_tokens, units), units, first, piece)
+        engine = Engine(spec(kv_tokens, units, shares_prompts), units, first, piece)
         await script(engine)
         assert (engine.kv_used, engine.contexts) == (0, 0)
         return engine.totals()
@@ -394,18 +396,24 @@ def test_a_pause_only_takes_time() -> None:
     contexts=st.integers(1, 25),
     kv=st.sampled_from([4000, 5000, 9000]),
     piece=st.sampled_from([None, 1, 64, 250]),
+    prompt=st.sampled_from([None, 0, 1, 2, 900]),
 )
-def test_all_are_served_and_kv_is_never_exceeded(seed: int, first: First, contexts: int, kv: int, piece: int | None) -> None:
+def test_all_are_served_and_kv_is_never_exceeded(
+    seed: int, first: First, contexts: int, kv: int, piece: int | None, prompt: int | None
+) -> None:
+    """With prompts of this length that three contexts each share, or with none."""
     draw = random.Random(seed)
     decoded = 0
 
     async def one(engine: Engine, order: int) -> None:
         nonlocal decoded
         await asyncio.sleep(draw.choice([0, 0, 50, 200]))
-        async with engine.context(order) as context:
+        async with engine.context(order, order // 3) as context:
+            new = prompt
             while context.length < 3000:
                 output = draw.randint(0, 300)
-                await call(engine, context, draw.randint(0, 600), output)
+                await call(engine, context, draw.randint(0, 600) if new is None else new, output)
+                new = None
                 decoded += output
                 await asyncio.sleep(draw.choice([0, 1, 10, 300]))
                 check(engine)
@@ -423,7 +431,48 @@ def test_all_are_served_and_kv_is_never_exceeded(seed: int, first: First, contex
             asyncio.get_running_loop().call_at(at, engine.resize, units, units * kv)
         await asyncio.gather(*tasks)
 
-    assert play(script, first, kv, units=3, piece=piece).decoded == decoded
+    assert play(script, first, kv, units=3, piece=piece, shares_prompts=prompt is not None).decoded == decoded
+
+
+def test_a_shared_prompt_is_prefilled_and_held_once() -> None:
+    async def attempt(engine: Engine, start: float, kin: int, chunks: int, used: int) -> None:
+        await asyncio.sleep(start)
+        async with engine.context(int(start), kin) as context:
+            await context.call(2000, 10)
+            assert now() == pytest.approx(start + chunks * 2.0 + 10 * 1.5)
+            assert engine.kv_used == used
+            await asyncio.sleep(1000)
+
+    async def script(engine: Engine) -> None:
+        await asyncio.gather(
+            attempt(engine, 0, 7, 4, 1999 + 11),
+            attempt(engine, 100, 7, 1, 1999 + 2 * 11),  # its prompt's last token
+            attempt(engine, 200, 8, 4, 2 * 1999 + 3 * 11),
+            attempt(engine, 1090, 7, 1, 2 * 1999 + 3 * 11),  # the first has left, the second has not
+            attempt(engine, 3000, 7, 4, 1999 + 11),  # nobody had it any more
+        )
+
+    assert play(script, shares_prompts=True).prefilled == 3 * 2000 + 2
+
+
+def test_whoever_loses_its_kv_finds_the_shared_prompt_there() -> None:
+    async def script(engine: Engine) -> None:
+        async def attempt(order: int, seconds: float) -> None:
+            async with engine.context(order, 7) as context:
+                await context.call(2000, 1000)
+                await asyncio.sleep(seconds)
+                await context.call(10, 10)
+
+        async def other() -> None:
+            await asyncio.sleep(10_000)
+            async with engine.context(9, 9) as context:
+                await context.call(4500, 100)
+
+        # 1999 + 2 * 1001 tokens are held: the other one needs 4600, and only the first has to go for it.
+        await asyncio.gather(attempt(0, 20_000), attempt(1, 25_000), other())
+
+    totals = play(script, kv_tokens=8000, shares_prompts=True)
+    assert totals.prefilled_again == 1001
 
 
 @settings(max_examples=40, deadline=None)

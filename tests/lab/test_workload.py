@@ -44,6 +44,20 @@ def test_limits_by_hand(w1: Workload) -> None:
     assert limits.step == limits.gpu + 600
 
 
+def test_limits_count_a_shared_prompt_once() -> None:
+    shared = workload.load("w1_shared")
+    job = Job(init_seconds=48.0, turns=(Turn(3000, 100, 5.0), Turn(200, 50, 0.0)), reward_seconds=192.0)
+    attended = 8 * (100 * 3050 + 50 * 3325) - 7 * 150 * 2999
+    prefilled = 8 * 3200 - 7 * 2999
+    gpu = (0.016 * attended / 690_000 + 0.0004 * 8 * 150 + prefilled / 10_000) / 8
+    assert shared.limits([[job] * 8]).gpu == pytest.approx(gpu)
+
+
+def test_w1_shared_differs_from_w1_in_nothing_else(w1: Workload) -> None:
+    shared = workload.load("w1_shared")
+    assert shared == w1.model_copy(update={"engine": w1.engine.model_copy(update={"shares_prompts": True})})
+
+
 def test_no_context_goes_beyond_its_end(w1: Workload) -> None:
     lengths = [final(job) for group in w1.draw(0, 0) for job in group]
     assert max(lengths) == w1.context.end
@@ -54,7 +68,7 @@ def test_no_context_goes_beyond_its_end(w1: Workload) -> None:
 
 def test_every_workload_that_ships_can_be_read() -> None:
     names = sorted(file.stem for file in FOLDER.glob("*.toml"))
-    assert names == ["bare", "costly_init", "long_tools", "sketch", "w1"]
+    assert names == ["bare", "costly_init", "long_tools", "sketch", "w1", "w1_shared"]
     for name in names:
         assert workload.load(name).batch.tasks == (4 if name == "sketch" else 64)
     assert workload.load("costly_init").init.mean == 480.0
