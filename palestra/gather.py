@@ -1,7 +1,8 @@
 """Rollouts in, complete groups out, at the trainer's pace.
 
 `gather` feeds the groups of a plan to a dispatcher, in order, and hands each over when its last rollout has ended. `learn` takes
-them: gradients accumulate as groups complete, while the rewards of others still run, and a step is made when it is full.
+them: gradients accumulate as groups complete, while the rewards of others still run, and a step is made when it is full. While
+its weights are published, the next step takes what it may.
 """
 
 import asyncio
@@ -82,7 +83,10 @@ class Learner(Protocol[R]):
         """A group that was abandoned has come to its end."""
 
     async def update(self) -> None:
-        """Make a step of what was taken, and publish it."""
+        """Make a step of what was taken."""
+
+    async def publish(self) -> None:
+        """Give its weights to those that sample. Meanwhile the next step takes groups."""
 
 
 async def learn(
@@ -97,27 +101,48 @@ async def learn(
     try:
         async with asyncio.TaskGroup() as beside:
             filling = beside.create_task(ready.fill())
-            done = await _steps(ready, pace, learner, steps, stopping)
+            done = await _steps(ready, pace, learner, steps, stopping, beside)
             filling.cancel()
     except BaseExceptionGroup as errors:
         raise cause(errors) from None
     return done
 
 
-async def _steps(ready: "_Ready[R]", pace: Pace, learner: Learner[R], steps: int, stopping: Callable[[], bool]) -> bool:
-    for _ in range(steps):
-        while not pace.full:
-            group = await ready.next()
-            if group is None:
-                return False
-            if await learner.take(group):
-                pace.take(group.number)
-            else:
-                pace.replace(group.number)
-        await learner.update()
+async def _steps(
+    ready: "_Ready[R]", pace: Pace, learner: Learner[R], steps: int, stopping: Callable[[], bool], beside: asyncio.TaskGroup
+) -> bool:
+    async def publish() -> None:
+        await learner.publish()
         pace.publish()
         if stopping():
             pace.stop()
+        ready.look_again()
+
+    publishing: asyncio.Task[None] | None = None
+    for _ in range(steps):
+        filled = await _fill_step(ready, pace, learner)
+        if publishing is not None:
+            await publishing
+        if not filled:
+            return False
+        await learner.update()
+        pace.update()
+        publishing = beside.create_task(publish())
+    if publishing is not None:
+        await publishing
+    return True
+
+
+async def _fill_step(ready: "_Ready[R]", pace: Pace, learner: Learner[R]) -> bool:
+    """Take as many groups as make a step; False when they ended before."""
+    while not pace.full:
+        group = await ready.next()
+        if group is None:
+            return False
+        if await learner.take(group):
+            pace.take(group.number)
+        else:
+            pace.replace(group.number)
     return True
 
 
@@ -145,16 +170,20 @@ class _Ready(Generic[R]):
     async def next(self) -> Gathered[R] | None:
         """The oldest group that the present step may take; None when no more will come."""
         while True:
-            self._forget_abandoned()
             fit = [group for group in self._waiting if self._pace.may_take(group.number)]
             if fit:
                 oldest = min(fit, key=lambda group: (-self._pace.staleness_of(group.number), group.number))
                 self._waiting.remove(oldest)
                 return oldest
-            if self._ended:
+            if self._ended and not self._pace.publishing:  # which may be what the groups at hand wait for
                 return None
             self._news.clear()
             await self._news.wait()
+
+    def look_again(self) -> None:
+        """Weights were published: some groups may be taken that could not before, and others are too old."""
+        self._forget_abandoned()
+        self._news.set()
 
     def _forget_abandoned(self) -> None:
         for group in [group for group in self._waiting if self._pace.has_abandoned(group.number)]:

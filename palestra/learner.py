@@ -40,17 +40,21 @@ class StepLearner:
     pace: Pace
     seed: int
     step: int
-    """The one that comes next."""
+    """The one that takes groups now."""
     done: Callable[[StepRecord], Awaitable[None]]
     """Hears of every step once its weights are published."""
     begin: Callable[[int], None]
-    """Hears of every step before its first group is awaited."""
+    """Hears of the next step then; with staleness it may have taken groups already."""
     _groups: list[Gathered[Attempt]] = field(default_factory=list)
     _credits: list[Credit] = field(default_factory=list)
     _dropped: list[Gathered[Attempt]] = field(default_factory=list)
     _staleness: list[int] = field(default_factory=list)
     _replaced: int = 0
     _train_seconds: float = 0.0
+    _made: StepRecord | None = None
+    """The step whose weights are published next."""
+    _collected: float = 0.0
+    """When it had its last group."""
     _started: float = field(default_factory=time.monotonic)
     _cpu_started: float = field(default_factory=_cpu_seconds)
 
@@ -70,32 +74,33 @@ class StepLearner:
         self._dropped.append(group)
 
     async def update(self) -> None:
-        step = self.step
         trajectories = [attempt.trajectory for group in self._groups for attempt in group.rollouts]
-        _refuse_total_failure(trajectories, step)
-        collected = time.monotonic()
+        _refuse_total_failure(trajectories, self.step)
+        self._collected = time.monotonic()
         learned: dict[str, float] = {}
         if any(outcome.samples for outcome in self._credits):
-            learned = dict(await self.trainer.step(self._learning_rate(step)))
-        await self.trainer.publish()  # also the same weights: versions count the steps
-        updated = time.monotonic()
-        metrics = {
-            **self._describe(trajectories),
-            **learned,
-            "seconds": updated - self._started,
-            "rollout_seconds": collected - self._started,
-            "train_seconds": self._train_seconds,
-            "update_seconds": updated - collected,
-            "cpu_seconds": _cpu_seconds() - self._cpu_started,
-        }
-        record = self._record(step, metrics)
+            learned = dict(await self.trainer.step(self._learning_rate(self.step)))
+        metrics = {**self._describe(trajectories), **learned, "train_seconds": self._train_seconds}
+        self._made = self._record(self.step, metrics)
         self._groups, self._credits, self._dropped, self._staleness, self._replaced = [], [], [], [], 0
         self._train_seconds = 0.0
         self.step += 1
-        await self.done(record)
+
+    async def publish(self) -> None:
+        made = self._made
+        assert made is not None
+        await self.trainer.publish()  # also the same weights: versions count the steps
+        published = time.monotonic()
+        took = {
+            "seconds": published - self._started,
+            "rollout_seconds": self._collected - self._started,
+            "update_seconds": published - self._collected,
+            "cpu_seconds": _cpu_seconds() - self._cpu_started,
+        }
+        await self.done(dataclasses.replace(made, metrics={**made.metrics, **took}))
         self._started, self._cpu_started = time.monotonic(), _cpu_seconds()
-        if self.step < self.plan.steps:
-            self.begin(self.step)
+        if made.step + 1 < self.plan.steps:
+            self.begin(made.step + 1)
 
     async def _credit(self, group: Group) -> Credit:
         outcome = credit(

@@ -14,6 +14,7 @@ class Pace:
         """`groups` make a step, and `steps` are to come. `extra` groups are begun beyond, and abandoned if the step is full
         before they are complete."""
         self.version = version
+        """The policy version that samples."""
         self._groups, self._steps, self._staleness, self._extra = groups, steps, staleness, extra
         self._begun: dict[int, int] = {}
         """Groups that are begun and not yet taken, with their versions."""
@@ -21,6 +22,8 @@ class Pace:
         self._abandoned: set[int] = set()
         self._taken = 0
         """Groups that the present step has."""
+        self._unpublished = 0
+        """Groups of the step before, until its weights are published."""
         self._settled = 0
         """Groups that were taken, replaced or abandoned, in all steps."""
         self.on_abandon: Callable[[int], None] = lambda _: None
@@ -34,7 +37,7 @@ class Pace:
     def allows(self, number: int) -> bool:
         """Whether the run of a group may start now."""
         extra = self._extra if self._steps else 0
-        return number - self._settled + self._taken < self._ahead * self._groups + extra
+        return number - self._settled + self._taken + self._unpublished < self._ahead * self._groups + extra
 
     @property
     def _ahead(self) -> int:
@@ -67,7 +70,7 @@ class Pace:
         if number not in self._begun:
             # A run that went back to an older checkpoint recalls versions that are not there yet.
             version = self._recalled.pop(number, self.version)
-            self._begun[number] = min(self.version, max(self.version - self._staleness, version))
+            self._begun[number] = min(self.version, max(self._trained - self._staleness, version))
 
     def may_take(self, number: int) -> bool:
         """Whether the present step may take a complete group: always one that must not wait any longer; another one only where
@@ -75,8 +78,10 @@ class Pace:
         if not self.allows(number):  # of a later step, and complete already since none of its rollouts came to a run
             return False
         self._open(number)
-        oldest = min(self._begun.values())
-        steps_before = oldest - (self.version - self._staleness)  # nothing has to be taken in those
+        if self.staleness_of(number) > self._staleness:
+            return False  # it will be abandoned when the weights are published
+        oldest = min(version for version in self._begun.values() if self._trained - version <= self._staleness)
+        steps_before = oldest - (self._trained - self._staleness)  # nothing has to be taken in those
         places = self._groups - self._taken - 1 + steps_before * self._groups
         for last_call in range(oldest, self._begun[number]):
             if sum(version <= last_call for version in self._begun.values()) > places:
@@ -85,7 +90,18 @@ class Pace:
         return True
 
     def staleness_of(self, number: int) -> int:
-        return self.version - self._begun[number]
+        """Were the present step to take it."""
+        return self._trained - self._begun[number]
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a step is made whose weights are not published yet."""
+        return self._unpublished > 0
+
+    @property
+    def _trained(self) -> int:
+        """The version that the present step begins with: the one that samples, or is being published."""
+        return self.version + self.publishing
 
     def take(self, number: int) -> None:
         """The present step has taken the group."""
@@ -98,11 +114,16 @@ class Pace:
         self._settle(number)
         self._wake()
 
+    def update(self) -> None:
+        """The step is made. The next one may take groups, though nothing more begins until the weights are published."""
+        self._unpublished, self._taken = self._taken, 0
+        self._wake()
+
     def publish(self) -> None:
-        """The step is done, and there is a new version. Groups that are too old for it are abandoned; there can be such only
-        where more were begun than a step takes."""
+        """There is a new version. Groups that are too old for it are abandoned; there can be such only where more were begun than
+        a step takes."""
         self.version += 1
-        self._taken = 0
+        self._unpublished = 0
         self._steps -= 1
         for number in [n for n, version in self._begun.items() if self.version - version > self._staleness]:
             self._settle(number)

@@ -259,6 +259,7 @@ async def take(collector: Collector, rounds: Sequence[Sequence[Probe]], pace: Pa
             assert pace.may_take(gathered.number)
             pace.take(gathered.number)
             if pace.full:
+                pace.update()
                 pace.publish()
             if len(found) == count:
                 break
@@ -292,6 +293,7 @@ async def test_nothing_runs_before_its_policy_is_published(collector: Collector)
         for number in range(2):
             pace.may_take(number)
             pace.take(number)
+        pace.update()
         pace.publish()
         second = [await anext(stream) for _ in range(2)]
     assert {group_of(group).task_id for group in second} == {"1-0", "1-1"}
@@ -365,6 +367,7 @@ async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger
         pace.take(first.number)
         for _ in range(100):
             await asyncio.sleep(0)
+        pace.update()
         pace.publish()
         lost = await anext(stream)
     assert pace.has_abandoned(lost.number)

@@ -52,6 +52,7 @@ class Campaign:
     refills: int
     """How many of them it may ask for."""
     update: float
+    publish: float
     take: float
 
     @property
@@ -75,6 +76,7 @@ class Played:
     """By step, the groups that it trains on."""
     replaced: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    publishing: bool = False
     rollouts: list[Rollout] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -118,8 +120,9 @@ class Played:
         assert len(group.rollouts) == c.samples
         assert all(rollout.next is None for rollout in group.rollouts)
         assert 0 <= self.pace.staleness_of(number) <= c.staleness
+        trained = self.version + len(self.taken) - 1
         # One without a run was begun by nobody, and is as old as one likes.
-        assert self.pace.version - self.first_version.get(number, self.pace.version) <= c.staleness
+        assert trained - self.first_version.get(number, trained) <= c.staleness
         await asyncio.sleep(c.take)
         if c.useless[number % len(c.useless)] and len(self.replaced) < c.refills:
             self.replaced.append(number)
@@ -133,8 +136,15 @@ class Played:
         self.dropped.append(group.number)
 
     async def update(self) -> None:
+        assert not self.publishing
         await asyncio.sleep(self.campaign.update)
         self.taken.append([])
+
+    async def publish(self) -> None:
+        assert not self.publishing, "one after the other"
+        self.publishing = True
+        await asyncio.sleep(self.campaign.publish)
+        self.publishing = False
 
     async def play(self, stopping: Callable[[], bool] = lambda: False) -> bool:
         others = asyncio.all_tasks()
@@ -184,6 +194,7 @@ def campaigns(kind: str, extra: st.SearchStrategy[int] = st.integers(0, 3)) -> s
         useless=st.lists(st.booleans(), min_size=1, max_size=5),
         refills=st.sampled_from([0, 0, 3, 8]),
         update=seconds | st.just(20.0),
+        publish=seconds | st.just(20.0),
         take=st.sampled_from([0.0, 0.0, 1.0]),
     )
 
@@ -362,7 +373,7 @@ def test_an_error_of_the_learner_comes_out_as_it_is() -> None:
         async def update(self) -> None:
             raise KeyError("mine")
 
-    campaign = Campaign("stream", 2, 2, 3, 2, 1, 0, [(1.0, 2.0, 3.0)], ["none"], [False], 0, 1.0, 0.0)
+    campaign = Campaign("stream", 2, 2, 3, 2, 1, 0, [(1.0, 2.0, 3.0)], ["none"], [False], 0, 1.0, 1.0, 0.0)
     with pytest.raises(KeyError, match="mine"):
         clock.run(Wrong(campaign).play())
 
@@ -398,6 +409,7 @@ async def test_a_step_keeps_its_places_for_those_that_must_not_wait() -> None:
     for number in (0, 1):
         assert pace.may_take(number)
         pace.take(number)
+    pace.update()
     pace.publish()
     assert await pace.begin(6)
     assert await pace.begin(7)
@@ -421,6 +433,7 @@ async def test_no_group_is_abandoned_however_the_groups_finish() -> None:
                 assert pace.staleness_of(youngest) <= staleness
                 pace.take(youngest)
                 waiting.remove(youngest)
+            pace.update()
             pace.publish()
         assert pace._abandoned == set(), f"staleness {staleness}"
 
@@ -435,6 +448,7 @@ async def test_groups_beyond_are_abandoned_when_the_step_is_done() -> None:
         pace.take(number)
     assert pace.full
     assert not pace.allows(4)
+    pace.update()
     pace.publish()
     assert sorted(told) == [0, 2]
     assert [pace.has_abandoned(number) for number in range(4)] == [True, False, True, False]
@@ -457,6 +471,7 @@ async def test_a_group_is_as_old_as_its_first_run() -> None:
     assert await pace.begin(0)
     assert await pace.begin(1)
     pace.take(0)
+    pace.update()
     pace.publish()
     assert await pace.begin(1), "its second rollout begins later, and makes it no younger"
     assert pace.staleness_of(1) == 1
@@ -473,6 +488,7 @@ async def test_runtimes_are_made_one_step_sooner_than_they_run() -> None:
         await pace.begin(number)
         pace.take(number)
         if pace.full:
+            pace.update()
             pace.publish()
     with pytest.raises(TimeoutError):  # there is no step after the next
         await asyncio.wait_for(pace.planned(6, prewarm=True), 0.01)
@@ -493,7 +509,7 @@ def test_prewarming_opens_runtimes_for_the_next_step_while_this_one_trains() -> 
 
     def seconds(kind: str) -> float:
         async def whole() -> float:
-            played = Played(Campaign(kind, 8, 2, 4, 2, 0, 0, [(5.0, 3.0, 1.0)], ["none"], [False], 0, 6.0, 0.0))
+            played = Played(Campaign(kind, 8, 2, 4, 2, 0, 0, [(5.0, 3.0, 1.0)], ["none"], [False], 0, 3.0, 3.0, 0.0))
             assert await played.play()
             played.check_steps()
             return asyncio.get_running_loop().time()
@@ -511,7 +527,7 @@ def test_prewarming_opens_runtimes_for_the_next_step_while_this_one_trains() -> 
 def test_with_staleness_rollouts_and_updates_overlap() -> None:
     def seconds(staleness: int) -> float:
         async def whole() -> float:
-            played = Played(Campaign("batch", 0, 2, 8, 2, staleness, 0, [(0.0, 10.0, 0.0)], ["none"], [False], 0, 10.0, 0.0))
+            played = Played(Campaign("batch", 0, 2, 8, 2, staleness, 0, [(0.0, 10.0, 0.0)], ["none"], [False], 0, 5.0, 5.0, 0.0))
             assert await played.play()
             played.check_steps()
             return asyncio.get_running_loop().time()
@@ -519,6 +535,23 @@ def test_with_staleness_rollouts_and_updates_overlap() -> None:
         return clock.run(whole())
 
     assert seconds(1) < 0.65 * seconds(0)
+
+
+def test_with_staleness_the_next_step_is_trained_while_weights_are_published() -> None:
+    def seconds(staleness: int, publish: float) -> float:
+        async def whole() -> float:
+            played = Played(
+                Campaign("batch", 0, 2, 8, 2, staleness, 0, [(0.0, 1.0, 0.0)], ["none"], [False], 0, 0.0, publish, 5.0)
+            )
+            assert await played.play()
+            played.check_steps()
+            return asyncio.get_running_loop().time()
+
+        return clock.run(whole())
+
+    # Two groups of 5 s make a step. Strictly on-policy nothing can be done meanwhile; with staleness, all but the last time.
+    assert seconds(0, 8.0) == pytest.approx(seconds(0, 0.0) + 8 * 8.0, abs=1.0)
+    assert seconds(1, 8.0) < seconds(1, 0.0) + 3 * 8.0
 
 
 def test_the_random_campaigns_are_not_idle() -> None:

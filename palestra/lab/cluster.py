@@ -1,5 +1,6 @@
 """Units that generate or train, and the policies that say how many do which. A unit that switches to training loses its KV,
-unless the workload says otherwise; publishing takes all units, and the policy starts afresh after it.
+unless the workload says otherwise. Publishing takes the units that do not train, which get the new weights; none moves meanwhile,
+and the policy starts afresh after it.
 """
 
 import asyncio
@@ -89,15 +90,16 @@ class Cluster:
             self._works -= 1
 
     async def publish(self) -> None:
-        """Nothing is generated or trained meanwhile; KV is kept."""
+        """Nothing is generated meanwhile; KV is kept. The units that train go on."""
         self._advance()
-        started, self._publishing = self._loop.time(), True
-        self._go_on()
+        started, trained, self._publishing = self._loop.time(), self._training_seconds, True
         self.engine.pause()
         try:
             await asyncio.sleep(self._publish_seconds)
         finally:
-            self._publishing_seconds += (self._loop.time() - started) * self.spec.units
+            self._advance()
+            trained = self._training_seconds - trained
+            self._publishing_seconds += (self._loop.time() - started) * self.spec.units - trained
             self._publishing = False
             self._give(self._policy.start(self.spec.units))
             self.engine.resume()
@@ -149,7 +151,7 @@ class Cluster:
         self._go_on()
 
     def _training_units(self) -> int:
-        return self.spec.units - self.generating if self._under_way and not self._publishing else 0
+        return self.spec.units - self.generating if self._under_way else 0
 
     def _advance(self) -> None:
         elapsed, training = self._worked.advance(), self._training_units()

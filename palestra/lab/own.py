@@ -90,6 +90,9 @@ class SimulatedLearner:
         self.dropped += 1
 
     async def update(self) -> None:
+        """It is part of the training of the last group."""
+
+    async def publish(self) -> None:
         batch = self.world.workload.batch
         with self.world.logged(-1, "publish"):
             await self.world.cluster.publish()

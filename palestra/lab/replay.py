@@ -120,6 +120,12 @@ class _Learner:
         ending = self._model.steps[self._step]
         await self._machine.train(ending.update * self._times.training)
         self.seconds += self._loop.time() - self._began
+        self._began = self._loop.time()
+        self._replaced = 0
+
+    async def publish(self) -> None:
+        """What a run does before its next step is counted with neither."""
+        ending = self._model.steps[self._step]
         await self._machine.pause(ending.pause, ending.beside)
         self._began = self._loop.time()
-        self._step, self._replaced = self._step + 1, 0
+        self._step += 1

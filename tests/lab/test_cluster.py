@@ -95,9 +95,13 @@ def test_a_split_stays_and_loses_no_kv(w1: Workload) -> None:
         started = now()
         training = asyncio.create_task(cluster.train(30.0))
         await asyncio.sleep(10)
-        await cluster.publish()  # takes 30 s of the training's time too
+        decoded = cluster.engine.totals().decoded
+        await cluster.publish()  # takes 30 s of those that generate
+        assert cluster.engine.totals().decoded == decoded
         await training
-        assert now() - started == pytest.approx(30 * 8 / 3 + 30)
+        assert now() - started == pytest.approx(30 * 8 / 3)
+        use = cluster.use()
+        assert (use.training, use.publishing) == pytest.approx((30 * 8, 30 * 5))
         assert cluster.engine.kv_used == used
         assert cluster.generating == 5
         await end(tasks)
