@@ -128,6 +128,7 @@ async def _steps(
         await learner.update()
         pace.update()
         publishing = beside.create_task(publish())
+        await asyncio.sleep(0)  # it is under way before the next group is taken
     if publishing is not None:
         await publishing
     return True

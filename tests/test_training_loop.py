@@ -47,12 +47,19 @@ class Notes:
     """By how many versions the tokens were behind the weights that they trained."""
     seconds: float = 0.0
     """How long an update takes."""
+    publish_seconds: float = 0.0
+    publishing: bool = False
+    meanwhile: int = 0
+    """Samples that it took while it published."""
 
     async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
         self.pending += samples
-        self.ages |= {self.version - version for sample in samples for version in sample.versions if version >= 0}
+        self.meanwhile += len(samples) if self.publishing else 0
+        weights = self.version + self.publishing
+        self.ages |= {weights - version for sample in samples for version in sample.versions if version >= 0}
 
     async def step(self, learning_rate: float) -> dict[str, float]:
+        assert not self.publishing, "the weights that are published stay as they are"
         await asyncio.sleep(self.seconds)
         if self.updates == self.dies_in:
             raise KeyboardInterrupt
@@ -67,6 +74,9 @@ class Notes:
         self.pending = []
 
     async def publish(self) -> int:
+        self.publishing = True
+        await asyncio.sleep(self.publish_seconds)
+        self.publishing = False
         self.version += 1
         return self.version
 
@@ -327,11 +337,15 @@ EVALUATED = 2 * 4
 """Rollouts of two quiet evaluations."""
 
 
+@pytest.mark.parametrize("publish_seconds", [0.0, 0.05])
 @pytest.mark.parametrize("staleness", [1, 2])
-async def test_stale_groups_are_trained_with_the_versions_that_wrote_them(hall: Hall, staleness: int) -> None:
+async def test_stale_groups_are_trained_with_the_versions_that_wrote_them(
+    hall: Hall, staleness: int, publish_seconds: float
+) -> None:
     hall.settings = {"training": {"steps": 6, "staleness": staleness}, "evaluation": QUIET}
-    hall.trainer.seconds = 0.005
+    hall.trainer.seconds, hall.trainer.publish_seconds = 0.005, publish_seconds
     await hall.train()
+    assert hall.trainer.meanwhile > 0 or not publish_seconds
     assert (hall.trainer.updates, hall.sampled) == (6, 6 * 2 * 4 + EVALUATED), "nothing is begun for a step that will not come"
     assert hall.trainer.ages <= set(range(staleness + 1))
     assert max(hall.trainer.ages) >= 1
@@ -346,8 +360,10 @@ async def test_stale_groups_are_trained_with_the_versions_that_wrote_them(hall: 
 
 
 async def test_on_policy_every_token_is_of_the_weights_that_it_trains(hall: Hall) -> None:
+    hall.trainer.publish_seconds = 0.05
     await hall.train()
     assert hall.trainer.ages == {0}
+    assert hall.trainer.meanwhile == 0
     assert all("staleness" not in row for row in steps(hall))
 
 
