@@ -24,10 +24,11 @@ class Ceiling:
 
     bound: float
     """No schedule can exceed it: calls have their chunks and tokens, and hold their context and a piece of their reply meanwhile.
-    Tools, tails and switches are for free."""
+    Tools, tails and switches are for free, and so is publishing, beside which units may train."""
     with_tools: float
-    """What is left with tools that take their time, were all of the engine's steps equally long, and contexts evicted only for
-    the length of their wait. It is no bound: a schedule whose tools wait just when many prefill could come above it."""
+    """What is left with tools that take their time, were all of the engine's steps equally long, contexts evicted only for
+    the length of their wait, and publishing at the cost of those units that generate, as many as keep pace with the others. It
+    is no bound: a schedule whose tools wait just when many prefill could come above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,15 @@ class _Calls:
 def ceiling(workload: Workload, seed: int, piece: int | None = None) -> Ceiling:
     """With replies that reserve KV for so many tokens at a time, or whole."""
     steps = [workload.draw(seed, step) for step in range(workload.batch.steps)]
-    limits = [workload.limits(jobs) for jobs in steps]
-    limit, rest = sum(each.step for each in limits), sum(each.step - each.gpu for each in limits)
+    limit = sum(workload.limits(jobs).step for jobs in steps)
+    training, publishing = (
+        workload.batch.steps * seconds for seconds in (workload.training.seconds, workload.training.publish_seconds)
+    )
     calls = _calls(workload, chain.from_iterable(steps), piece)
     free = _generation(workload.engine, replace(calls, wait=np.zeros_like(calls.wait)), 0.0)
-    return Ceiling(limit / (free + rest), limit / (_with_tools(workload, calls) + rest))
+    generation = _with_tools(workload, calls)
+    with_tools = generation + training + publishing * generation / (generation + training)
+    return Ceiling(limit / (free + training), limit / with_tools)
 
 
 def generation_seconds(workload: Workload, jobs: Iterable[Sequence[Job]], piece: int | None = None) -> float:

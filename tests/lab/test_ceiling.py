@@ -10,13 +10,13 @@ from palestra.lab.workload import Workload
 
 
 @pytest.mark.parametrize("shares_prompts", [False, True])
-def test_the_bound_is_above_what_is_played_and_below_the_limit(small: Workload, shares_prompts: bool) -> None:
+def test_the_bound_is_above_what_is_played(small: Workload, shares_prompts: bool) -> None:
     values = small.model_dump()
     values["engine"]["shares_prompts"] = shares_prompts
     played_on = workload.parse(values)
     played = simulate_own(played_on, own_setup(played_on, 1), 0)
     shares = ceiling(played_on, 0, PIECE)
-    assert played.of_limit < shares.with_tools < shares.bound < 1
+    assert played.of_limit < shares.with_tools < shares.bound
 
 
 def jobs_of(small: Workload, turns: int, tool_seconds: float) -> Workload:
@@ -29,12 +29,13 @@ def jobs_of(small: Workload, turns: int, tool_seconds: float) -> Workload:
     values["context"] = {"start": 1000, "end": 20_000}
     values["engine"] |= {"units": 1, "kv_tokens": 22_000, "prefill_chunk": 512, "prefill_rate": 10_000}
     values["engine"] |= {"step_seconds": 0.02, "decode_seconds": 0.001}
-    values["training"] = {"seconds": 1.0, "publish_seconds": 1.0}
+    values["training"] = {"seconds": 1.0, "publish_seconds": 0.0}
     return workload.parse(values)
 
 
 def generation(one: Workload, share: float) -> float:
-    return one.limits(one.draw(0, 0)).step / share - 2
+    """The workload publishes for nothing."""
+    return one.limits(one.draw(0, 0)).step / share - 1
 
 
 def test_one_call_by_hand(small: Workload) -> None:
@@ -54,6 +55,17 @@ def test_attempts_that_share_their_prompt_by_hand(small: Workload) -> None:
     held, chunks = 2 * (1.5 + 100) * (1100 - 999 / 2), 3
     expected = pytest.approx(0.02 * held / 22_000 + 200 * 0.001 + chunks * 512 / 10_000)
     assert generation(two, ceiling(two, 0).bound) == expected
+
+
+def test_publishing_takes_the_units_that_generate(small: Workload) -> None:
+    one = jobs_of(small, turns=1, tool_seconds=5.0)
+    values = one.model_dump()
+    values["training"]["publish_seconds"] = 0.5
+    slow = workload.parse(values)
+    seconds = generation(one, ceiling(one, 0).with_tools)
+    limit = slow.limits(slow.draw(0, 0)).step
+    assert limit / ceiling(slow, 0).with_tools == pytest.approx(seconds + 1 + 0.5 * seconds / (seconds + 1))
+    assert limit / ceiling(slow, 0).bound == pytest.approx(seconds + 1)
 
 
 def test_one_call_in_pieces_by_hand(small: Workload) -> None:
