@@ -120,7 +120,12 @@ async def _steps(
 
     publishing: asyncio.Task[None] | None = None
     for _ in range(steps):
-        filled = await _fill_step(ready, pace, learner)
+        try:
+            filled = await _fill_step(ready, pace, learner)
+        except Exception:
+            if publishing is not None:
+                await publishing  # else the group of tasks would cancel it, and a step that is made would be lost
+            raise
         if publishing is not None:
             await publishing
         if not filled:

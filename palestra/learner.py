@@ -90,15 +90,18 @@ class StepLearner:
         made = self._made
         assert made is not None
         await self.trainer.publish()  # also the same weights: versions count the steps
-        published = time.monotonic()
+        published, cpu_published, trained = time.monotonic(), _cpu_seconds(), self._train_seconds
         took = {
             "seconds": published - self._started,
             "rollout_seconds": self._collected - self._started,
             "update_seconds": published - self._collected,
-            "cpu_seconds": _cpu_seconds() - self._cpu_started,
+            "cpu_seconds": cpu_published - self._cpu_started,
         }
         await self.done(dataclasses.replace(made, metrics={**made.metrics, **took}))
-        self._started, self._cpu_started = time.monotonic(), _cpu_seconds()
+        # The next step's clock starts now, less what it was trained meanwhile; its processor time cannot be told apart.
+        meanwhile = self._train_seconds - trained
+        self._started = time.monotonic() - meanwhile
+        self._cpu_started = cpu_published if meanwhile else _cpu_seconds()
         if made.step + 1 < self.plan.steps:
             self.begin(made.step + 1)
 

@@ -23,7 +23,8 @@ class Pace:
         self._taken = 0
         """Groups that the present step has."""
         self._unpublished = 0
-        """Groups of the step before, until its weights are published."""
+        """Groups whose places are free again once the weights of the step before are published: those that it took, and what was
+        replaced since."""
         self._settled = 0
         """Groups that were taken, replaced or abandoned, in all steps."""
         self.on_abandon: Callable[[int], None] = lambda _: None
@@ -80,11 +81,12 @@ class Pace:
         self._open(number)
         if self.staleness_of(number) > self._staleness:
             return False  # it will be abandoned when the weights are published
-        oldest = min(version for version in self._begun.values() if self._trained - version <= self._staleness)
+        versions = [version for version in self._begun.values() if self._trained - version <= self._staleness]
+        oldest = min(versions)
         steps_before = oldest - (self._trained - self._staleness)  # nothing has to be taken in those
         places = self._groups - self._taken - 1 + steps_before * self._groups
         for last_call in range(oldest, self._begun[number]):
-            if sum(version <= last_call for version in self._begun.values()) > places:
+            if sum(version <= last_call for version in versions) > places:
                 return False
             places += self._groups
         return True
@@ -112,12 +114,13 @@ class Pace:
     def replace(self, number: int) -> None:
         """The group is of no use: another one may begin in its place."""
         self._settle(number)
+        if self.publishing:
+            self._unpublished += 1
         self._wake()
 
     def update(self) -> None:
         """The step is made. The next one may take groups, though nothing more begins until the weights are published."""
         self._unpublished, self._taken = self._taken, 0
-        self._wake()
 
     def publish(self) -> None:
         """There is a new version. Groups that are too old for it are abandoned; there can be such only where more were begun than

@@ -81,7 +81,8 @@ class Reporter:
         self._step_seconds.append(metrics["seconds"])
         self._steps_left -= 1
         left = self._steps_left * sum(self._step_seconds) / len(self._step_seconds)
-        rate = metrics["sampled_tokens"] / max(1e-9, metrics["rollout_seconds"])
+        sampled_in = "seconds" if "staleness" in metrics else "rollout_seconds"  # with staleness sampling never stops
+        rate = metrics["sampled_tokens"] / max(1e-9, metrics[sampled_in])
         skipped = metrics["groups_without_spread"] + metrics["groups_too_small"]
         self._console.print(
             f"step {step + 1}: reward {metrics['reward']:.2f}, {metrics['turns']:.1f} turns, {rate:.0f} tokens/s, "

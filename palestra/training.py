@@ -169,7 +169,6 @@ class _Training:
         self._begin_step(self.done)
         async with self.collector.groups(rounds, plan.samples, pace, sampling_of(self.config)) as groups:
             if not await learn(groups, pace, learner, left, self.collector.stopping):
-                await self.trainer.discard()
                 raise _Stopped
 
     def _begin_step(self, step: int) -> None:
@@ -215,6 +214,7 @@ class _Training:
         return results
 
     async def _stop_early(self) -> dict[str, Any]:
+        await self.trainer.discard()
         await self._save()
         self.reporter.stopped(self.run_folder.path, self.done)
         return {"stopped": True, "steps": self.done}

@@ -401,6 +401,23 @@ def test_so_many_groups_may_begin_before_the_first_step(staleness: int, extra: i
     assert begun(pace, range(20)) == list(range(expected)), "none for steps that will not come"
 
 
+async def test_nothing_begins_while_weights_are_published() -> None:
+    pace = Pace(2, 9, staleness=1)
+    for number in range(4):
+        assert await pace.begin(number)
+    for number in (0, 1):
+        assert pace.may_take(number)
+        pace.take(number)
+    pace.update()
+    assert pace.may_take(2)
+    pace.replace(2)  # another one may begin in its place, but not yet
+    assert pace.may_take(3)
+    pace.take(3)
+    assert not pace.allows(4)
+    pace.publish()
+    assert [number for number in range(4, 9) if pace.allows(number)] == [4, 5, 6]
+
+
 async def test_a_step_keeps_its_places_for_those_that_must_not_wait() -> None:
     """Two groups to a step, and two updates between: slow old groups must find room when their time has come."""
     pace = Pace(2, 9, staleness=2)

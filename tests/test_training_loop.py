@@ -359,6 +359,38 @@ async def test_stale_groups_are_trained_with_the_versions_that_wrote_them(
         assert {row.key.step for row in ledger.trajectories(phase="train")} == set(range(6)), "the rounds of the plan"
 
 
+async def test_an_error_in_the_next_step_does_not_lose_the_one_that_is_published(hall: Hall) -> None:
+    class Short(Notes):
+        async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
+            if self.publishing:
+                raise MemoryError("of the next step")
+            await super().accumulate(samples, loss)
+
+    hall.settings = {"training": {"steps": 4, "staleness": 1}, "evaluation": QUIET}
+    hall.trainer = Short(publish_seconds=0.05)
+    with pytest.raises(MemoryError, match="of the next step"):
+        await hall.train()
+    with hall.ledger() as ledger:
+        assert ledger.committed_step() == hall.trainer.updates - 1 >= 0
+
+
+async def test_a_stop_in_an_evaluation_forgets_what_the_next_step_has(hall: Hall) -> None:
+    hall.settings = {"training": {"steps": 4, "staleness": 1}, "evaluation": {"every": 1}}
+    hall.trainer.publish_seconds = 0.05
+    asked = False
+
+    def stopping() -> bool:
+        nonlocal asked
+        asked = asked or (hall.trainer.version == 1 and bool(hall.trainer.pending))
+        return asked
+
+    summary = await hall.train(stopping)
+    assert summary["stopped"]
+    assert hall.trainer.pending == []
+    await hall.train()
+    assert hall.trainer.updates == 4
+
+
 async def test_on_policy_every_token_is_of_the_weights_that_it_trains(hall: Hall) -> None:
     hall.trainer.publish_seconds = 0.05
     await hall.train()

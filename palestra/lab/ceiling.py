@@ -77,7 +77,7 @@ def _calls(workload: Workload, jobs: Iterable[Sequence[Job]], piece: int | None)
     piece = workload.engine.kv_tokens if piece is None else piece
     chunk, shared, spared = workload.engine.prefill_chunk, workload.shared_tokens, workload.spared_tokens
     alone, beside = (math.ceil((workload.context.start - tokens) / chunk) for tokens in (0, shared))
-    prompt_chunks = beside + (alone - beside) / workload.batch.samples
+    prompt_chunks = beside + (alone - beside) / workload.batch.samples  # on average over a group
     rows = []
     for job in chain.from_iterable(jobs):
         length, chunks = 0, prompt_chunks

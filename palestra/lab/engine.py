@@ -293,7 +293,7 @@ class Engine:
             return False
         if missing <= 0:
             return True
-        if self._served and missing > kv.idle_tokens - held:
+        if self._served and missing > kv.idle_tokens - held:  # prompts that would be free too do not count: somebody makes room
             return False
         victims = []
         choices = precedence.victims(call.context, kv.idle, kv.tokens, nobody_served=not self._served)

@@ -120,11 +120,10 @@ class _Learner:
         ending = self._model.steps[self._step]
         await self._machine.train(ending.update * self._times.training)
         self.seconds += self._loop.time() - self._began
-        self._began = self._loop.time()
         self._replaced = 0
 
     async def publish(self) -> None:
-        """What a run does before its next step is counted with neither."""
+        """A recording has publishing in its updates. This is what a run does before its next step, which counts for none."""
         ending = self._model.steps[self._step]
         await self._machine.pause(ending.pause, ending.beside)
         self._began = self._loop.time()

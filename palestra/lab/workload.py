@@ -5,6 +5,7 @@ drawn from it before they are played, so that every schedule meets the same ones
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -268,13 +269,13 @@ class Workload(Quantities):
         return self.context.start - 1 if self.engine.shares_prompts else 0
 
     def _alone(self, job: Job) -> float:
-        """Seconds that a job takes with nobody else there."""
+        """Seconds that a job takes with nobody else there, though others may have prefilled the prompt that they share."""
         engine = self.engine
         prefill, decode = engine.step(engine.units, 0, 1), engine.step(engine.units, 1)
-        run = sum(
-            math.ceil(turn.new_tokens / engine.prefill_chunk) * prefill + turn.output_tokens * decode + turn.tool_seconds
-            for turn in job.turns
-        )
+        run = 0.0
+        for turn, spared in zip(job.turns, chain([self.shared_tokens], repeat(0)), strict=False):
+            chunks = math.ceil((turn.new_tokens - spared) / engine.prefill_chunk)
+            run += chunks * prefill + turn.output_tokens * decode + turn.tool_seconds
         return job.init_seconds + run + job.reward_seconds
 
 

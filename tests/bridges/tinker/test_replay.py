@@ -1,6 +1,7 @@
 """The recorded trajectories over the Tinker API: what is sent, what the loss functions of SkyRL's server make of it, and what the
 server itself does with a real model, are the embedded backend's."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,10 @@ async def test_a_real_model_on_the_server(recipe: Callable[..., Config], tmp_pat
         await trainer.accumulate(samples, losses[1])
         await trainer.discard()  # must leave nothing behind
         served = await _measured(trainer, samples, losses)
+        half = len(samples) // 2
+        await trainer.accumulate(samples[:half], losses[0])
+        await asyncio.gather(trainer.publish(), trainer.accumulate(samples[half:], losses[0]))  # as with staleness
+        beside = await trainer.step(0.0)
     section = Torch(model=config.backend.model, dtype="float32", threads=1, adapter=tmp_path / "adapter")
     async with open_torch(config, section, training=True) as (_, _, embedded):
         assert embedded is not None
@@ -76,6 +81,7 @@ async def test_a_real_model_on_the_server(recipe: Callable[..., Config], tmp_pat
     for loss, found, wanted in zip(losses, served[1], expected[1], strict=True):
         assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4, abs=1e-5), name_of(loss)
         assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3), name_of(loss)
+    assert beside["grad_norm"] == pytest.approx(expected[1][0]["grad_norm"], rel=1e-3)
 
 
 async def _measured(
