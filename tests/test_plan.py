@@ -161,13 +161,13 @@ async def test_what_free_inits_would_save(runs: Runs) -> None:
     """Everything at once, so that each step has one init on its path; and the run without them shows the same."""
     alike = {"kind": "bounded", "slots": 12}
     slow = await planned(await runs.train("slow", alike, init=0.3))
-    fast = read(await runs.train("fast", alike, init=0.0))
+    fastest = min([read(await runs.train(f"fast-{number}", alike, init=0.0)).seconds for number in range(3)])
     [free] = [what for what in slow.what_if if what.change == "free init"]
     assert slow.what_if[0] == free
     # All of these are times on a machine that others use too.
     assert 2 * 0.3 <= slow.critical_path["init"] * slow.recorded < 2 * 0.6
     assert free.saving * slow.replayed == pytest.approx(slow.critical_path["init"] * slow.recorded, rel=0.3)
-    assert free.seconds == pytest.approx(fast.seconds, rel=0.3)
+    assert free.seconds == pytest.approx(fastest, rel=0.3)
     assert not any(what.change.startswith("dispatch: slots") for what in slow.what_if), "more slots than rollouts save nothing"
 
 
