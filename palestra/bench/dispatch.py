@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -131,6 +131,7 @@ def bench_dispatch(
         results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
         rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
         console.print(_table(rows))
+        console.print(_unit_time_table(rows))
     ceilings = [ceiling(workload, seed, piece) for seed in seeds]
     console.print(
         f"with replies in pieces of {piece} tokens, no schedule can exceed "
@@ -186,6 +187,7 @@ def _row(entry: Entry, seed: int, figures: Figures, results: dict[tuple[str, int
         "reprefill_share": figures.reprefill_share,
         "peak_runtimes": figures.peak_runtimes,
         "groups_dropped": figures.groups_dropped,
+        "unit_time": asdict(figures.unit_time),
     }
 
 
@@ -207,19 +209,47 @@ _LEGEND = (
 )
 
 
+_UNIT_TIME_COLUMNS = {
+    "generation": "gen",
+    "training": "train",
+    "publishing": "pub",
+    "chunks": "chunk",
+    "again": "again",
+    "reserved": "kept",
+    "waiting": "wait",
+    "empty": "empty",
+    "idle": "idle",
+    "start": "start",
+}
+_UNIT_TIME_LEGEND = (
+    "where the units' time went, in per cent. gen: generation at full KV, every token once, as the limit counts it; "
+    "chunk: what chunks of prefill lack; again: prefilled again; kept: KV for what is about to be written; "
+    "wait: KV of contexts that wait for a tool or for room; empty: KV that nobody holds; idle: units with nothing to do; "
+    "start: both until the first training"
+)
+
+
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     """The mean over seeds of each schedule. It fits a terminal of 80 columns."""
-    columns = (Column(title, justify="right", no_wrap=True) for title, _ in _COLUMNS.values())
-    table = Table(
-        Column("schedule", overflow="fold", min_width=13),
-        *columns,
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-        caption=_LEGEND,
-    )
-    for name in dict.fromkeys(row["schedule"] for row in rows):
-        mine = [row for row in rows if row["schedule"] == name]
-        cells = (format(fmean(row[key] for row in mine), form) for key, (_, form) in _COLUMNS.items())
-        table.add_row(name, *cells)
+    table = _empty_table([title for title, _ in _COLUMNS.values()], _LEGEND)
+    for name, mine in _by_schedule(rows):
+        table.add_row(name, *(format(fmean(row[key] for row in mine), form) for key, (_, form) in _COLUMNS.items()))
     return table
+
+
+def _unit_time_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _empty_table([*_UNIT_TIME_COLUMNS.values()], _UNIT_TIME_LEGEND)
+    for name, mine in _by_schedule(rows):
+        table.add_row(name, *(format(100 * fmean(row["unit_time"][key] for row in mine), ".1f") for key in _UNIT_TIME_COLUMNS))
+    return table
+
+
+def _empty_table(titles: Sequence[str], legend: str) -> Table:
+    columns = (Column(title, justify="right", no_wrap=True) for title in titles)
+    schedule = Column("schedule", overflow="fold", min_width=13)
+    return Table(schedule, *columns, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=legend)
+
+
+def _by_schedule(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for name in dict.fromkeys(row["schedule"] for row in rows):
+        yield name, [row for row in rows if row["schedule"] == name]

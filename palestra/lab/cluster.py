@@ -29,6 +29,14 @@ class Use:
         return used / (used + self.idle)
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Unit-seconds for nothing: in KV that nobody held while others generated, and with nothing to do at all."""
+
+    empty: float = 0.0
+    idle: float = 0.0
+
+
 class Policy(Protocol):
     def start(self, units: int) -> int:
         """How many generate from when the weights are published."""
@@ -56,6 +64,8 @@ class Cluster:
         self.generating = policy.start(spec.units)
         self.engine = Engine(spec, self.generating, first, piece)
         self.engine.on_leaving = self.review
+        self.lost_at_start = Lost()
+        """Until there was training work for the first time."""
         self.trained: list[tuple[float, float]] = []
         """From when to when units trained."""
         self.backlog = 0
@@ -81,6 +91,8 @@ class Cluster:
         """So many seconds of work for all units; longer on those that train. First come, first served."""
         if not seconds:
             return
+        if not self.trained and not self._works:
+            self.lost_at_start = Lost(self.engine.empty_seconds(), self.use().idle)
         self._works += 1
         self.review()
         try:

@@ -28,6 +28,14 @@ class Totals:
     """Seconds with at least one sequence in the step."""
     unit_seconds: float = 0.0
     """The same, times the units at work."""
+    unit_steps: float = 0.0
+    """Steps, times the units at work."""
+    held: float = 0.0
+    """The same, times the share of KV that contexts held."""
+    idle: float = 0.0
+    """Of that, what was held by contexts that were not served: they waited for a tool, or for room."""
+    chunks: float = 0.0
+    """Prefilled, each in a step of its context."""
     peak_contexts: int = 0
     """Most contexts that held KV at once."""
 
@@ -85,6 +93,11 @@ class Engine:
     def totals(self) -> Totals:
         self._advance()
         return self._totals
+
+    def empty_seconds(self) -> float:
+        """Unit-seconds that KV which nobody held has cost so far: a step's fixed cost could have served more contexts."""
+        totals = self.totals()
+        return (totals.unit_steps - totals.held) * self._spec.step_seconds
 
     @asynccontextmanager
     async def context(self, order: int, kin: int | None = None) -> AsyncIterator[Context]:
@@ -184,12 +197,21 @@ class Engine:
     def _advance(self) -> None:
         before = self._steps.count
         elapsed = self._steps.advance()
+        steps = self._steps.count - before
         if self._served and self.units and not self._paused:
-            self._totals.busy += elapsed
-            self._totals.unit_seconds += elapsed * self.units
-        if self._inflow.elapse(elapsed, self._steps.count - before, self._kv.used) and self._paced:
+            self._count(elapsed, steps)
+        if self._inflow.elapse(elapsed, steps, self._kv.used) and self._paced:
             under_way = [context for context in self._open if not context.new]
             self._inflow.review(self._kv.tokens, _wanted(under_way), len(under_way), self._precedence.ended)
+
+    def _count(self, seconds: float, steps: float) -> None:
+        totals, unit_steps = self._totals, steps * self.units
+        totals.busy += seconds
+        totals.unit_seconds += seconds * self.units
+        totals.unit_steps += unit_steps
+        totals.held += unit_steps * self._kv.used / self._kv.tokens
+        totals.idle += unit_steps * self._kv.idle_tokens / self._kv.tokens
+        totals.chunks += steps * self._prefilling
 
     def _go_on(self) -> None:
         if self._queue:

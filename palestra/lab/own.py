@@ -112,13 +112,12 @@ async def play(world: World, setup: Setup, seed: int, steps: int | None = None) 
     steps = workload.batch.steps if steps is None else steps
     pace = Pace(workload.batch.tasks, steps, staleness=setup.staleness)
     learner = SimulatedLearner(world, pace)
-    limit = 0.0
+    limits = []
 
     async def plan() -> AsyncGenerator[Make[SimulatedRollout], None]:
-        nonlocal limit
         for step in range(steps):
             jobs = workload.draw(seed, step)
-            limit += workload.limits(jobs).step
+            limits.append(workload.limits(jobs))
             for group in jobs:
                 yield _make(group, world)
 
@@ -127,7 +126,7 @@ async def play(world: World, setup: Setup, seed: int, steps: int | None = None) 
     async with aclosing(plan()) as groups, gather(groups, setup.dispatcher(), pace, learner.ended) as gathered:
         await learn(gathered, pace, learner, steps)
     assert learner.stalest <= setup.staleness
-    return world.figures(steps * rollouts, limit, learner.dropped)
+    return world.figures(steps * rollouts, limits, learner.dropped)
 
 
 def _make(jobs: list[Job], world: World) -> Make[SimulatedRollout]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from palestra.errors import UsageError
 from palestra.lab import clock
+from palestra.lab.account import UnitTime, account
 from palestra.lab.cluster import Cluster, Policy, Together
 from palestra.lab.engine import Engine
 from palestra.lab.pool import Pool
 from palestra.lab.precedence import First
 from palestra.lab.published import Schedule, Settings
-from palestra.lab.workload import Job, Workload
+from palestra.lab.workload import Job, Limits, Workload
 from palestra.trajectory import Stage
 
 
@@ -30,6 +31,7 @@ class Figures:
     groups_dropped: int
     of_limit: float
     """How fast it was, with generation at full KV, training and publishing end to end as 1."""
+    unit_time: UnitTime
 
 
 class World:
@@ -61,8 +63,8 @@ class World:
         if self.logs:
             self.log.append((order, what, started, self._loop.time()))
 
-    def figures(self, trajectories: int, limit: float, groups_dropped: int = 0) -> Figures:
-        """What came of so many trajectories, whose steps could not take less than the limit together."""
+    def figures(self, trajectories: int, limits: Sequence[Limits], groups_dropped: int = 0) -> Figures:
+        """What came of so many trajectories, in steps with these limits."""
         seconds = asyncio.get_running_loop().time()
         totals = self.cluster.engine.totals()
         return Figures(
@@ -72,7 +74,8 @@ class World:
             reprefill_share=totals.prefilled_again / max(1, totals.prefilled),
             peak_runtimes=self.peak_runtimes,
             groups_dropped=groups_dropped,
-            of_limit=limit / seconds,
+            of_limit=sum(limit.step for limit in limits) / seconds,
+            unit_time=account(self.cluster, sum(limit.gpu for limit in limits)),
         )
 
 
@@ -131,11 +134,11 @@ async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed
     world = World(workload, Together(), "arrived")
     tasks, samples = workload.batch.tasks, workload.batch.samples
     settings = {**cfg, "num_instances": tasks, "num_trajectories": samples}
-    limit = 0.0
+    limits = []
     world.cluster.to_come = steps * tasks * samples
     for step in range(steps):
         jobs = workload.draw(seed, step)
-        limit += workload.limits(jobs).step
+        limits.append(workload.limits(jobs))
         members = {
             task: {sample: Member(job, world, task * samples + sample) for sample, job in enumerate(group)}
             for task, group in enumerate(jobs)
@@ -145,7 +148,7 @@ async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed
         _require_all([member for group in members.values() for member in group.values()], step)
         await world.cluster.train(workload.training.seconds)
         await world.cluster.publish()
-    return world.figures(steps * tasks * samples, limit)
+    return world.figures(steps * tasks * samples, limits)
 
 
 def _require_all(members: Sequence[Member], step: int) -> None:

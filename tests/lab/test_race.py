@@ -26,6 +26,7 @@ KEYS = [
     "reprefill_share",
     "peak_runtimes",
     "groups_dropped",
+    "unit_time",
 ]
 
 ONE_BY_ONE = """
@@ -63,6 +64,10 @@ def test_every_schedule_has_a_row_for_each_seed_and_the_table_fits_80_columns(sm
     assert by_name[mine]["samples_per_hour"] < by_name["stream"]["samples_per_hour"]
     assert by_name["stream"]["vs_pipeline_96"] == pytest.approx(
         by_name["stream"]["samples_per_hour"] / by_name["pipeline_96"]["samples_per_hour"]
+    )
+    assert all(sum(row["unit_time"].values()) == pytest.approx(1, abs=1e-4) for row in rows)
+    assert by_name["pipeline_96"]["of_limit"] == pytest.approx(  # it publishes on all units, as the limit has it
+        sum(by_name["pipeline_96"]["unit_time"][part] for part in ("generation", "training", "publishing"))
     )
     assert "…" not in printed.getvalue()
     assert "pipeline_best" in printed.getvalue()
