@@ -3,14 +3,14 @@
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from palestra import environments
+from palestra import environments, result_file
+from palestra.bench_verbs import add_bench
 from palestra.errors import PalestraError, UsageError
 
 OVERRIDES = "section.key=value: overrides a key of the config, such as training.steps=4"
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides.append(word)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _check_json(getattr(options, "json", None))
+        result_file.check(getattr(options, "json", None))
         code: int = options.verb(options)
     except UsageError as error:
         return _complain(error, 2)
@@ -96,32 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--sandbox", action="store_true", help="work on a copy in a sandbox, which is forgotten at the end")
     serve.set_defaults(verb=_mcp_serve)
 
-    bench = verbs.add_parser("bench", help="measure speed and memory against a peer or a limit")
-    benches = bench.add_subparsers(required=True, metavar="WHAT")
-    engine = benches.add_parser("engine", help="the embedded engine against transformers' generate and TRL's GRPO step")
-    engine.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
-    engine.add_argument("--skip-trl", action="store_true", help="leave out the comparison with TRL, which takes minutes")
-    engine.set_defaults(verb=_bench_engine)
-    race = benches.add_parser("dispatch", help="schedules against each other and the physical limit, on a virtual clock")
-    race.add_argument("--seeds", default="0,1,2", metavar="LIST", help="separated by commas; 0,1,2 by default")
-    race.add_argument("--workload", default="w1", metavar="FILE", help="a TOML file, or w1, long_tools, costly_init, bare")
-    race.add_argument("--dispatcher", metavar="FILE:function", help="race this one too")
-    race.add_argument("--steps", type=int, metavar="N", help="so many steps instead of the workload's")
-    race.add_argument("--piece", type=int, metavar="N", help="stream keeps KV for so many tokens of a reply; 256 by default")
-    race.add_argument("--json", type=Path, metavar="PATH", help="write the rows here")
-    race.add_argument("--real", action="store_true", help="instead of the lab: a real model on one core, stages on another")
-    race.add_argument("--overhead", action="store_true", help="instead of a race: what dispatching 100,000 empty rollouts costs")
-    race.add_argument("--pictures", type=Path, metavar="FOLDER", help="instead of a race: draw each schedule")
-    race.set_defaults(verb=_bench_dispatch)
-    search = benches.add_parser("search", help="code search on Django, beside ripgrep and universal-ctags")
-    search.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
-    search.set_defaults(verb=_bench_search)
-    boxes = benches.add_parser("sandbox", help="sandboxes against a bare process, a bare bwrap and podman; what is left behind")
-    boxes.add_argument("--crowd", type=int, default=1000, metavar="N", help="how many are alive at once; 1000 by default")
-    boxes.add_argument("--cycles", type=int, default=1000, metavar="N", help="how many come and go; 1000 by default")
-    boxes.add_argument("--podman", metavar="WORDS", help="race podman too: its words up to the image, as 'run --rm debian'")
-    boxes.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
-    boxes.set_defaults(verb=_bench_sandbox)
+    add_bench(verbs)
     return parser
 
 
@@ -177,7 +152,7 @@ def _factory_make(options: argparse.Namespace) -> int:
 
     names = [name for name in (options.packages or "").split(",") if name]
     console = Console(soft_wrap=True, highlight=False)
-    _write_json(options.json, asyncio.run(verbs.make(console, options.path, names, options.each, options.seed)))
+    result_file.write(options.json, asyncio.run(verbs.make(console, options.path, names, options.each, options.seed)))
     return 0
 
 
@@ -185,7 +160,7 @@ def _factory_prove(options: argparse.Namespace) -> int:
     from palestra.swe.factory import verbs
 
     console = Console(soft_wrap=True, highlight=False)
-    _write_json(options.json, asyncio.run(verbs.prove(console, options.path, options.sample, options.forged, options.seed)))
+    result_file.write(options.json, asyncio.run(verbs.prove(console, options.path, options.sample, options.forged, options.seed)))
     return 0
 
 
@@ -258,7 +233,7 @@ def _eval(options: argparse.Namespace) -> int:
         result = evaluate(options.resume, *options.overrides, resume=True)
     else:
         result = evaluate(options.config, *options.overrides)
-    _write_json(options.json, result.to_json())
+    result_file.write(options.json, result.to_json())
     return 0
 
 
@@ -286,7 +261,7 @@ def _check(options: argparse.Namespace) -> int:
     console.print(f"{result['tasks']} tasks: gold scores 1 in {result['gold']}, doing nothing scores 0 in {result['noop']}")
     if (took := result["seconds"])["most"] >= 1:
         console.print(f"both together took {took['median']:.1f} s for a task (median), {took['most']:.1f} s at most")
-    _write_json(options.json, result)
+    result_file.write(options.json, result)
     return 1 if result["failures"] else 0
 
 
@@ -318,7 +293,7 @@ def _plan(options: argparse.Namespace) -> int:
         )
     made = plan(options.run, options.picture or options.run / "plan.png")
     render(made, Console(soft_wrap=True, highlight=False, markup=False))
-    _write_json(options.json, made.to_json())
+    result_file.write(options.json, made.to_json())
     return 0
 
 
@@ -327,89 +302,5 @@ def _compare(options: argparse.Namespace) -> int:
 
     compared = compare(options.before, options.after, options.reach)
     render(compared, Console(highlight=False, markup=False, width=None if Console().is_terminal else 150))
-    _write_json(options.json, compared.to_json())
+    result_file.write(options.json, compared.to_json())
     return 0
-
-
-def _bench_engine(options: argparse.Namespace) -> int:
-    from palestra.bench.engine import bench_engine
-
-    _write_json(options.json, bench_engine(Console(soft_wrap=True, highlight=False), with_trl=not options.skip_trl))
-    return 0
-
-
-def _bench_dispatch(options: argparse.Namespace) -> int:
-    from palestra.bench.dispatch import PIECE, bench_dispatch
-
-    # Tables need room in a file too, and a path is no markup.
-    console = Console(highlight=False, markup=False, width=None if Console().is_terminal else 150)
-    if options.pictures is not None:
-        from palestra.lab.picture import draw_schedules
-
-        try:
-            pictures = draw_schedules(options.pictures)
-        except OSError as error:
-            raise UsageError(f"--pictures {options.pictures}: {error.strerror}; give a folder that can be written") from None
-        for picture in pictures:
-            console.print(str(picture))
-        return 0
-    if options.overhead:
-        from palestra.bench.overhead import bench_overhead
-
-        _write_json(options.json, bench_overhead(console))
-        return 0
-    if options.real:
-        from palestra.bench.real import bench_real
-
-        _write_json(options.json, bench_real(console))
-        return 0
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0:
-        raise UsageError(f"--seeds {options.seeds}: give whole numbers from 0 on, separated by commas, such as 0,1,2")
-    for name, value in (("steps", options.steps), ("piece", options.piece)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} {value}: give 1 or more")
-    piece = PIECE if options.piece is None else options.piece
-    _write_json(options.json, bench_dispatch(console, options.workload, seeds, options.dispatcher, options.steps, piece))
-    return 0
-
-
-def _bench_search(options: argparse.Namespace) -> int:
-    from palestra.bench.search import bench_search
-
-    _write_json(options.json, bench_search(Console(soft_wrap=True, highlight=False)))
-    return 0
-
-
-def _bench_sandbox(options: argparse.Namespace) -> int:
-    from palestra.bench.sandbox import bench_sandbox
-
-    if options.crowd < 1 or options.cycles < 1:
-        raise UsageError("--crowd and --cycles: give 1 or more")
-    console = Console(soft_wrap=True, highlight=False)
-    _write_json(options.json, bench_sandbox(console, options.crowd, options.cycles, options.podman))
-    return 0
-
-
-def _check_json(path: Path | None) -> None:
-    """Before the work, not after it. A folder that is not there is made in the end."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"--json {path}: this is a folder; name a file in it")
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if (there != path and not there.is_dir()) or not os.access(there, os.W_OK):
-        raise UsageError(f"--json {path}: {there} cannot be written")
-
-
-def _write_json(path: Path | None, value: object) -> None:
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--json {path}: {error.strerror}") from None

@@ -191,6 +191,8 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Complaint:
         (["bench", "dispatch", "--json", "{folder}"], ["--json {folder}", "this is a folder; name a file in it"]),
         (["plan", "{folder}", "--picture", "{folder}"], ["--picture {folder} is a folder", "{folder}/plan.png"]),
         (["bench", "dispatch", "--seeds=0,-1"], ["--seeds 0,-1", "whole numbers from 0 on"]),
+        (["bench", "dispatch", "--real", "--piece=64"], ["--piece has no effect with --real"]),
+        (["bench", "dispatch", "--pictures", "{folder}", "--json", "{folder}/x"], ["--json has no effect with --pictures"]),
         (["bench", "dispatch", "--pictures", "{config}"], ["--pictures {config}", "give a folder that can be written"]),
         (
             ["check", "{config}", "tasks.arguments.cuont=3", "tasks.train=task:heldout"],

@@ -17,6 +17,7 @@ ORDER = (
     "palestra.cache",
     "palestra.sources",
     "palestra.environments",
+    "palestra.result_file",
     "palestra.message",
     "palestra.tool",
     "palestra.trajectory",
@@ -237,6 +238,7 @@ ORDER = (
     "palestra.lab.inflow",
     "palestra.lab.engine",
     "palestra.lab.cluster",
+    "palestra.lab.account",
     "palestra.lab.published",
     "palestra.lab.simulation",
     "palestra.lab.own",
@@ -253,12 +255,13 @@ ORDER = (
     "palestra.trying",
     "palestra.verbs",
     "palestra.bench.*",
+    "palestra.bench_verbs",
     "palestra.cli",
     "palestra.__main__",
     "palestra",
 )
 
-MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.cli", "palestra.backends.opening"}
+MAY_IMPORT_LAZILY = {"palestra.verbs", "palestra.bench_verbs", "palestra.cli", "palestra.backends.opening"}
 """They open what a command or a config names, and so may import anything inside a function."""
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "huggingface_hub", "gguf", "trl", "datasets", "wandb", "tensorboard"}
