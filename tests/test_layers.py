@@ -234,6 +234,7 @@ ORDER = (
     "palestra.lab.pool",
     "palestra.lab.context",
     "palestra.lab.kv",
+    "palestra.lab.totals",
     "palestra.lab.precedence",
     "palestra.lab.inflow",
     "palestra.lab.engine",

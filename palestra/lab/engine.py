@@ -8,7 +8,6 @@ import bisect
 import math
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from palestra.lab import workload
@@ -17,28 +16,7 @@ from palestra.lab.inflow import Inflow
 from palestra.lab.kv import Kv
 from palestra.lab.precedence import First, Precedence
 from palestra.lab.progress import Progress
-
-
-@dataclass(slots=True)
-class Totals:
-    prefilled: int = 0
-    prefilled_again: int = 0
-    decoded: int = 0
-    busy: float = 0.0
-    """Seconds with at least one sequence in the step."""
-    unit_seconds: float = 0.0
-    """The same, times the units at work."""
-    unit_steps: float = 0.0
-    """Steps, times the units at work."""
-    held: float = 0.0
-    """The same, times the share of KV that contexts held."""
-    idle: float = 0.0
-    """Of that, what was held by contexts that were not served: they waited for a tool, or for room."""
-    chunks: float = 0.0
-    """Prefilled, each in a step of its context."""
-    peak_contexts: int = 0
-    """Most contexts that held KV at once."""
-
+from palestra.lab.totals import Totals
 
 HEADROOM = {"shortest": 0.02, "oldest": 0.03}
 """When pinned, who comes in leaves this share of KV free for those under way to grow: it would be evicted soon otherwise."""
@@ -96,8 +74,7 @@ class Engine:
 
     def empty_seconds(self) -> float:
         """Unit-seconds that KV which nobody held has cost so far: a step's fixed cost could have served more contexts."""
-        totals = self.totals()
-        return (totals.unit_steps - totals.held) * self._spec.step_seconds
+        return self.totals().empty * self._spec.step_seconds
 
     @asynccontextmanager
     async def context(self, order: int, kin: int | None = None) -> AsyncIterator[Context]:
@@ -199,19 +176,10 @@ class Engine:
         elapsed = self._steps.advance()
         steps = self._steps.count - before
         if self._served and self.units and not self._paused:
-            self._count(elapsed, steps)
+            self._totals.count(elapsed, steps, self.units, self._kv, self._prefilling)
         if self._inflow.elapse(elapsed, steps, self._kv.used) and self._paced:
             under_way = [context for context in self._open if not context.new]
             self._inflow.review(self._kv.tokens, _wanted(under_way), len(under_way), self._precedence.ended)
-
-    def _count(self, seconds: float, steps: float) -> None:
-        totals, unit_steps = self._totals, steps * self.units
-        totals.busy += seconds
-        totals.unit_seconds += seconds * self.units
-        totals.unit_steps += unit_steps
-        totals.held += unit_steps * self._kv.used / self._kv.tokens
-        totals.idle += unit_steps * self._kv.idle_tokens / self._kv.tokens
-        totals.chunks += steps * self._prefilling
 
     def _go_on(self) -> None:
         if self._queue:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from palestra.lab import clock, workload
 from palestra.lab.context import Context
-from palestra.lab.engine import Engine, Totals
+from palestra.lab.engine import Engine
 from palestra.lab.precedence import First
+from palestra.lab.totals import Totals
 
 
 def spec(kv_tokens: int = 10_000, units: int = 1, shares_prompts: bool = False) -> workload.Engine:
