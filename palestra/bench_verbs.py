@@ -19,7 +19,9 @@ def add_bench(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     race = benches.add_parser("dispatch", help="schedules against each other and the physical limit, on a virtual clock")
     race.add_argument("--seeds", metavar="LIST", help="separated by commas; 0,1,2 by default")
     race.add_argument(
-        "--workload", metavar="FILE", help="a TOML file, or w1 (the default), w1_shared, long_tools, costly_init, bare"
+        "--workload",
+        metavar="FILE",
+        help="a TOML file, or w1 (the default), w1_shared, w1_whole_chunks, long_tools, costly_init, bare",
     )
     race.add_argument("--dispatcher", metavar="FILE:function", help="race this one too")
     race.add_argument("--steps", type=int, metavar="N", help="so many steps instead of the workload's")

@@ -240,7 +240,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 def _unit_time_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = _empty_table([*_UNIT_TIME_COLUMNS.values()], _UNIT_TIME_LEGEND)
     for name, mine in _by_schedule(rows):
-        table.add_row(name, *(format(100 * fmean(row["unit_time"][key] for row in mine), ".1f") for key in _UNIT_TIME_COLUMNS))
+        table.add_row(name, *(format(100 * fmean(row["unit_time"][key] for row in mine), "z.1f") for key in _UNIT_TIME_COLUMNS))
     return table
 
 

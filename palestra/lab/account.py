@@ -14,7 +14,7 @@ class UnitTime:
     training: float
     publishing: float
     chunks: float
-    """What was missing from chunks that were prefilled."""
+    """What was missing from chunks that were prefilled, where a part of one takes as long as the whole."""
     again: float
     """Prefilling tokens whose KV had been there before."""
     reserved: float

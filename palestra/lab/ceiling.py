@@ -1,8 +1,8 @@
 """How fast any schedule could be on a workload's engine, counted from its jobs.
 
-The physical limit counts decoding at full KV, and every prefilled token once. An engine that prefills in whole chunks and
-reserves KV for a piece of a reply before it is written needs more. So does one whose contexts wait for tools: they keep their
-KV meanwhile, or are prefilled again.
+The physical limit counts decoding at full KV, and every prefilled token once. An engine that holds KV while it prefills, and
+reserves it for a piece of a reply before it is written, needs more; still more if it prefills in whole chunks. So does one
+whose contexts wait for tools: they keep their KV meanwhile, or are prefilled again.
 """
 
 import math
@@ -23,8 +23,8 @@ class Ceiling:
     """Shares of the physical limit."""
 
     bound: float
-    """No schedule can exceed it: calls have their chunks and tokens, and hold their context and a piece of their reply meanwhile.
-    Tools, tails and switches are for free, and so is publishing, beside which units may train."""
+    """No schedule can exceed it: calls prefill and write their tokens, and hold their context and a piece of their reply
+    meanwhile. Tools, tails and switches are for free, and so is publishing, beside which units may train."""
     with_tools: float
     """What is left with tools that take their time, were all of the engine's steps equally long, contexts evicted only for
     the length of their wait, and publishing at the cost of those units that generate, as many as keep pace with the others. It
@@ -33,11 +33,11 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    chunks: Column
-    """Of what is new."""
+    prefill: Column
+    """Steps for what is new."""
     output: Column
     lost: Column
-    """Chunks to prefill again if KV is lost before the next call, with what is new then."""
+    """Steps to prefill it all again if KV is lost before the next call, with what is new then."""
     length: Column
     """Tokens of KV held until the next call."""
     reserve: Column
@@ -46,7 +46,7 @@ class _Calls:
     """Tokens of KV held in each decode step, added up."""
     wait: Column
     """Seconds until the next call, if there is one."""
-    next_chunks: Column
+    next_prefill: Column
     next_reserve: Column
 
 
@@ -75,12 +75,12 @@ def _with_tools(workload: Workload, calls: _Calls) -> float:
 
 def _calls(workload: Workload, jobs: Iterable[Sequence[Job]], piece: int | None) -> _Calls:
     piece = workload.engine.kv_tokens if piece is None else piece
-    chunk, shared, spared = workload.engine.prefill_chunk, workload.shared_tokens, workload.spared_tokens
-    alone, beside = (math.ceil((workload.context.start - tokens) / chunk) for tokens in (0, shared))
-    prompt_chunks = beside + (alone - beside) / workload.batch.samples  # on average over a group
+    steps, shared, spared = workload.engine.prefill_steps, workload.shared_tokens, workload.spared_tokens
+    alone, beside = (steps(workload.context.start - tokens) for tokens in (0, shared))
+    prompt = beside + (alone - beside) / workload.batch.samples  # on average over a group
     rows = []
     for job in chain.from_iterable(jobs):
-        length, chunks = 0, prompt_chunks
+        length, prefill = 0, prompt
         for turn, following in zip(job.turns, [*job.turns[1:], None], strict=True):
             output = turn.output_tokens
             pieces, rest = divmod(output, piece)
@@ -91,23 +91,23 @@ def _calls(workload: Workload, jobs: Iterable[Sequence[Job]], piece: int | None)
             wait, next_new, next_output = (
                 (turn.tool_seconds, following.new_tokens, following.output_tokens) if following else (0.0, 0, 0)
             )
-            next_chunks, lost = math.ceil(next_new / chunk), math.ceil((length - shared + next_new) / chunk)
+            next_prefill, lost = steps(next_new), steps(length - shared + next_new)
             next_reserve = length + next_new + min(piece, next_output) - spared
-            rows.append((chunks, output, lost, length - spared, reserve, written, wait, next_chunks, next_reserve))
-            chunks = next_chunks
+            rows.append((prefill, output, lost, length - spared, reserve, written, wait, next_prefill, next_reserve))
+            prefill = next_prefill
     return _Calls(*np.array(rows, dtype=float).T)
 
 
 def _generation(engine: Engine, calls: _Calls, longest_wait: float) -> float:
     """Seconds of all units with KV full all the time, where contexts that wait longer than this are prefilled again."""
     kept = calls.wait <= longest_wait
-    again = np.where(kept, 0.0, calls.lost - calls.next_chunks)
+    again = np.where(kept, 0.0, calls.lost - calls.next_prefill)
     kv = engine.kv_tokens * engine.units
     # Steps, were KV full of calls.
-    served = float((calls.chunks * calls.reserve + calls.written + again * calls.next_reserve).sum()) / kv
+    served = float((calls.prefill * calls.reserve + calls.written + again * calls.next_reserve).sum()) / kv
     waited = float((calls.wait * calls.length)[kept].sum()) / kv  # seconds, were it full of contexts that wait
-    chunk_seconds = engine.prefill_chunk / engine.prefill_rate
-    work = float((chunk_seconds * (calls.chunks + again) + engine.decode_seconds * calls.output).sum()) / engine.units
+    prefill_seconds = engine.prefill_chunk / engine.prefill_rate
+    work = float((prefill_seconds * (calls.prefill + again) + engine.decode_seconds * calls.output).sum()) / engine.units
     # generation = step_seconds * steps + work, and steps = served + waited * steps / generation
     half = (engine.step_seconds * served + waited + work) / 2
     return half + math.sqrt(half**2 - waited * work)

@@ -196,7 +196,7 @@ class Engine:
         self._served.add(call)
         self._totals.peak_contexts = max(self._totals.peak_contexts, len(self._served) + len(self._kv.idle))
         self._prefilling += 1
-        call.mark = self._steps.after(math.ceil((context.length - call.kept) / self._spec.prefill_chunk), call)
+        call.mark = self._steps.after(self._spec.prefill_steps(context.length - call.kept), call)
 
     def _decode(self, call: Call) -> None:
         context = call.context

@@ -103,6 +103,8 @@ class Engine(Quantities):
     """Tokens a unit prefills in a second."""
     prefill_chunk: PositiveInt
     """Tokens that a prefilling sequence advances in a step."""
+    whole_chunks: bool = False
+    """Whether the last tokens of a prefill take a whole step, however few they are, and not their share of one."""
     kv_tokens: PositiveInt
     """Tokens whose keys and values one unit holds."""
     switch_keeps_kv: bool
@@ -115,6 +117,11 @@ class Engine(Quantities):
         """Seconds of one step."""
         prefill = prefilling * self.prefill_chunk / self.prefill_rate
         return self.step_seconds + (decoding * self.decode_seconds + prefill) / units
+
+    def prefill_steps(self, tokens: float) -> float:
+        """How many steps of a sequence so many tokens take."""
+        steps = tokens / self.prefill_chunk
+        return math.ceil(steps) if self.whole_chunks else steps
 
 
 class Training(Quantities):
@@ -274,8 +281,8 @@ class Workload(Quantities):
         prefill, decode = engine.step(engine.units, 0, 1), engine.step(engine.units, 1)
         run = 0.0
         for turn, spared in zip(job.turns, chain([self.shared_tokens], repeat(0)), strict=False):
-            chunks = math.ceil((turn.new_tokens - spared) / engine.prefill_chunk)
-            run += chunks * prefill + turn.output_tokens * decode + turn.tool_seconds
+            steps = engine.prefill_steps(turn.new_tokens - spared)
+            run += steps * prefill + turn.output_tokens * decode + turn.tool_seconds
         return job.init_seconds + run + job.reward_seconds
 
 

@@ -18,6 +18,7 @@ SPEC = workload.Engine(
     prefill_chunk=512,
     kv_tokens=10_000,
     switch_keeps_kv=False,
+    whole_chunks=True,
 )
 
 

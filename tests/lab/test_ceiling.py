@@ -28,7 +28,7 @@ def jobs_of(small: Workload, turns: int, tool_seconds: float) -> Workload:
     values["tools"] |= {"median": tool_seconds, "sigma": 0, "slow_share": 0, "most": tool_seconds}
     values["context"] = {"start": 1000, "end": 20_000}
     values["engine"] |= {"units": 1, "kv_tokens": 22_000, "prefill_chunk": 512, "prefill_rate": 10_000}
-    values["engine"] |= {"step_seconds": 0.02, "decode_seconds": 0.001}
+    values["engine"] |= {"step_seconds": 0.02, "decode_seconds": 0.001, "whole_chunks": True}
     values["training"] = {"seconds": 1.0, "publish_seconds": 0.0}
     return workload.parse(values)
 
@@ -43,6 +43,15 @@ def test_one_call_by_hand(small: Workload) -> None:
     shares = ceiling(one, 0)
     assert generation(one, shares.bound) == pytest.approx(0.02 * 102 * 1100 / 22_000 + 100 * 0.001 + 2 * 512 / 10_000)
     assert shares.with_tools == shares.bound  # nothing is kept after the last call
+
+
+def test_prefill_that_takes_its_share_of_a_step(small: Workload) -> None:
+    values = jobs_of(small, turns=1, tool_seconds=5.0).model_dump()
+    values["engine"]["whole_chunks"] = False
+    one = workload.parse(values)
+    steps = 1000 / 512
+    expected = pytest.approx(0.02 * (steps + 100) * 1100 / 22_000 + 100 * 0.001 + 1000 / 10_000)
+    assert generation(one, ceiling(one, 0).bound) == expected
 
 
 def test_attempts_that_share_their_prompt_by_hand(small: Workload) -> None:

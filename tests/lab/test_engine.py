@@ -14,7 +14,7 @@ from palestra.lab.precedence import First
 from palestra.lab.totals import Totals
 
 
-def spec(kv_tokens: int = 10_000, units: int = 1, shares_prompts: bool = False) -> workload.Engine:
+def spec(kv_tokens: int = 10_000, units: int = 1, shares_prompts: bool = False, whole_chunks: bool = False) -> workload.Engine:
     """A step takes 1 s, 0.5 s more for each sequence that decodes and 1 s more for each that prefills, on one unit."""
     return workload.Engine(
         units=units,
@@ -25,6 +25,7 @@ def spec(kv_tokens: int = 10_000, units: int = 1, shares_prompts: bool = False) 
         kv_tokens=kv_tokens,
         switch_keeps_kv=False,
         shares_prompts=shares_prompts,
+        whole_chunks=whole_chunks,
     )
 
 
@@ -35,9 +36,10 @@ def play(
     units: int = 1,
     piece: int | None = None,
     shares_prompts: bool = False,
+    whole_chunks: bool = False,
 ) -> Totals:
     async def main() -> Totals:
-        engine = Engine(spec(kv_tokens, units, shares_prompts), units, first, piece)
+        engine = Engine(spec(kv_tokens, units, shares_prompts, whole_chunks), units, first, piece)
         await script(engine)
         assert (engine.kv_used, engine.contexts) == (0, 0)
         return engine.totals()
@@ -49,19 +51,23 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_sequence_alone() -> None:
+@pytest.mark.parametrize(("whole_chunks", "first", "second"), [(False, 1.5, 0.25), (True, 2, 1)])
+def test_a_sequence_alone(whole_chunks: bool, first: float, second: float) -> None:
+    prefill = (first + second) * 2.0
+
     async def script(engine: Engine) -> None:
         async with engine.context(0) as context:
-            await context.call(1000, 10)  # two chunks, then ten tokens
-            assert now() == pytest.approx(2 * 2.0 + 10 * 1.5)
+            await context.call(768, 10)
+            assert now() == pytest.approx(first * 2.0 + 10 * 1.5)
             await asyncio.sleep(100)
-            await context.call(100, 2)  # only what is new
-            assert now() == pytest.approx(19 + 100 + 2.0 + 2 * 1.5)
+            await context.call(128, 2)  # only what is new
+            assert now() == pytest.approx(prefill + 10 * 1.5 + 100 + 2 * 1.5)
 
-    totals = play(script)
-    assert (totals.prefilled, totals.prefilled_again, totals.decoded) == (1100, 0, 12)
-    assert totals.busy == pytest.approx(24)
-    assert totals.unit_seconds == pytest.approx(24)
+    totals = play(script, whole_chunks=whole_chunks)
+    assert (totals.prefilled, totals.prefilled_again, totals.decoded) == (896, 0, 12)
+    assert totals.chunks == pytest.approx(first + second)
+    assert totals.busy == pytest.approx(prefill + 18)
+    assert totals.unit_seconds == pytest.approx(prefill + 18)
     assert totals.peak_contexts == 1
 
 
@@ -119,7 +125,7 @@ def test_without_room_the_least_recently_used_is_evicted() -> None:
         await asyncio.gather(waiting(engine, 0, 4000, 1000), waiting(engine, 1, 4500, 2000), newcomer(engine, 2, 3000, 500, done))
 
     totals = play(script)
-    assert done == pytest.approx([500 + 6 * 2.0 + 10 * 1.5])
+    assert done == pytest.approx([500 + 2990 / 512 * 2.0 + 10 * 1.5])
     assert totals.prefilled_again == 4000  # the first, which was used before the second
     assert totals.prefilled == 3990 + 4490 + 2990 + 4010 + 10
 
@@ -356,8 +362,8 @@ def test_who_is_cancelled_makes_room() -> None:
         assert queued.cancelled()
 
     totals = play(script)
-    assert done == pytest.approx([200 + 6 * 2.0 + 10 * 1.5])
-    assert totals.decoded == 10 + int((200 - 18 * 2.0) / 1.5)  # what was written counts
+    assert done == pytest.approx([200 + 2990 / 512 * 2.0 + 10 * 1.5])
+    assert totals.decoded == 10 + int((200 - 9000 / 512 * 2.0) / 1.5)  # what was written counts
 
 
 def test_a_lost_unit_takes_its_share_and_calls_go_on_after_it() -> None:
@@ -370,8 +376,9 @@ def test_a_lost_unit_takes_its_share_and_calls_go_on_after_it() -> None:
         await asyncio.sleep(1 + 2 / 2 + 30 * (1 + 2 * 0.5 / 2))
         engine.resize(1, 10_000)  # one of the two was there
         await asyncio.gather(*calls)
-        # The hit one prefills 542 tokens in two chunks beside the other; then both decode, and the hit one has two to go alone.
-        assert now() == pytest.approx(47 + 2 * (1 + 0.5 + 1) + 68 * 2.0 + 2 * 1.5)
+        # The hit one prefills 542 tokens beside the other, which decodes; then both decode, and the hit one is as far behind.
+        behind = 542 / 512
+        assert now() == pytest.approx(47 + behind * (1 + 0.5 + 1) + (70 - behind) * 2.0 + behind * 1.5)
 
     totals = play(script, units=2)
     assert totals.decoded == 200
@@ -438,21 +445,21 @@ def test_all_are_served_and_kv_is_never_exceeded(
 
 
 def test_a_shared_prompt_is_prefilled_and_held_once() -> None:
-    async def attempt(engine: Engine, start: float, kin: int, chunks: int, used: int) -> None:
+    async def attempt(engine: Engine, start: float, kin: int, prefilled: int, used: int) -> None:
         await asyncio.sleep(start)
         async with engine.context(int(start), kin) as context:
             await context.call(2000, 10)
-            assert now() == pytest.approx(start + chunks * 2.0 + 10 * 1.5)
+            assert now() == pytest.approx(start + prefilled / 512 * 2.0 + 10 * 1.5)
             assert engine.kv_used == used
             await asyncio.sleep(1000)
 
     async def script(engine: Engine) -> None:
         await asyncio.gather(
-            attempt(engine, 0, 7, 4, 1999 + 11),
+            attempt(engine, 0, 7, 2000, 1999 + 11),
             attempt(engine, 100, 7, 1, 1999 + 2 * 11),  # its prompt's last token
-            attempt(engine, 200, 8, 4, 2 * 1999 + 3 * 11),
+            attempt(engine, 200, 8, 2000, 2 * 1999 + 3 * 11),
             attempt(engine, 1090, 7, 1, 2 * 1999 + 3 * 11),  # the first has left, the second has not
-            attempt(engine, 3000, 7, 4, 1999 + 11),  # nobody had it any more
+            attempt(engine, 3000, 7, 2000, 1999 + 11),  # nobody had it any more
         )
 
     assert play(script, shares_prompts=True).prefilled == 3 * 2000 + 2

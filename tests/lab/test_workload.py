@@ -40,8 +40,12 @@ def test_limits_by_hand(w1: Workload) -> None:
     attended = 100 * 1050 + 50 * 1325
     assert limits.gpu == pytest.approx(2 * (0.016 * attended / 690_000 + 0.0004 * 150 + 1200 / 10_000) / 8)
     assert (limits.init, limits.reward) == (2.0, 2.0)
-    assert limits.critical_path == pytest.approx(48 + 192 + 5 + 3 * (0.016 + 0.0064) + 150 * (0.016 + 0.00005))
+    alone = 48 + 192 + 5 + 150 * (0.016 + 0.00005)
+    assert limits.critical_path == pytest.approx(alone + 1200 / 512 * (0.016 + 0.0064))
     assert limits.step == limits.gpu + 600
+    whole = workload.load("w1_whole_chunks").limits([[job], [job]])
+    assert whole.critical_path == pytest.approx(alone + 3 * (0.016 + 0.0064))
+    assert whole.step == limits.step
 
 
 def test_limits_count_a_shared_prompt_once() -> None:
@@ -53,9 +57,9 @@ def test_limits_count_a_shared_prompt_once() -> None:
     assert shared.limits([[job] * 8]).gpu == pytest.approx(gpu)
 
 
-def test_w1_shared_differs_from_w1_in_nothing_else(w1: Workload) -> None:
-    shared = workload.load("w1_shared")
-    assert shared == w1.model_copy(update={"engine": w1.engine.model_copy(update={"shares_prompts": True})})
+@pytest.mark.parametrize(("name", "setting"), [("w1_shared", "shares_prompts"), ("w1_whole_chunks", "whole_chunks")])
+def test_variants_of_w1_differ_from_it_in_nothing_else(w1: Workload, name: str, setting: str) -> None:
+    assert workload.load(name) == w1.model_copy(update={"engine": w1.engine.model_copy(update={setting: True})})
 
 
 def test_no_context_goes_beyond_its_end(w1: Workload) -> None:
@@ -68,7 +72,7 @@ def test_no_context_goes_beyond_its_end(w1: Workload) -> None:
 
 def test_every_workload_that_ships_can_be_read() -> None:
     names = sorted(file.stem for file in FOLDER.glob("*.toml"))
-    assert names == ["bare", "costly_init", "long_tools", "sketch", "w1", "w1_shared"]
+    assert names == ["bare", "costly_init", "long_tools", "sketch", "w1", "w1_shared", "w1_whole_chunks"]
     for name in names:
         assert workload.load(name).batch.tasks == (4 if name == "sketch" else 64)
     assert workload.load("costly_init").init.mean == 480.0
