@@ -235,7 +235,7 @@ class Engine:
         call.context.seen = call.context.length
 
     def _stop(self, call: Call) -> None:
-        """Take a call out of the step before it is finished, and keep what it has written."""
+        """Take a call out of the step before it is finished, and keep what it has written. What it has prefilled is lost."""
         self._served.remove(call)
         self._steps.drop(call.mark)
         if call.decoding:
@@ -244,6 +244,11 @@ class Engine:
             call.decoding = False
         else:
             self._prefilling -= 1
+            tokens = call.context.length - call.kept
+            steps = self._spec.prefill_steps(tokens) - self._steps.left(call.mark)
+            lost = min(tokens, int(steps * self._spec.prefill_chunk))
+            self._totals.prefilled += lost
+            self._totals.prefilled_again += lost
 
     # The queue, and room for its head
 

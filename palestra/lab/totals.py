@@ -9,6 +9,7 @@ from palestra.lab.kv import Kv
 class Totals:
     prefilled: int = 0
     prefilled_again: int = 0
+    """Of those, tokens whose KV had been there before, or was lost before all of it was there."""
     decoded: int = 0
     busy: float = 0.0
     """Seconds with at least one sequence in the step."""

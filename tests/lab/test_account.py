@@ -10,7 +10,7 @@ from palestra.lab import clock, workload
 from palestra.lab.account import UnitTime, account
 from palestra.lab.cluster import Cluster, Together
 
-SPEC = workload.Engine(
+WHOLE_CHUNKS = workload.Engine(
     units=1,
     step_seconds=1.0,
     decode_seconds=0.5,
@@ -22,11 +22,13 @@ SPEC = workload.Engine(
 )
 
 
-def unit_seconds(script: Callable[[Cluster], Awaitable[None]], generation_seconds: float) -> dict[str, float]:
+def unit_seconds(
+    script: Callable[[Cluster], Awaitable[None]], generation_seconds: float, spec: workload.Engine = WHOLE_CHUNKS
+) -> dict[str, float]:
     """The parts in seconds, in the life of a cluster of one unit."""
 
     async def main() -> tuple[UnitTime, float]:
-        cluster = Cluster(SPEC, 30.0, Together(), "arrived")
+        cluster = Cluster(spec, 30.0, Together(), "arrived")
         await script(cluster)
         return account(cluster, generation_seconds), asyncio.get_running_loop().time()
 
@@ -59,6 +61,17 @@ def test_every_second_has_one_name() -> None:
             "start": 7 + 12 * (1 - 778 / 10_000),
         }
     )
+
+
+def test_a_part_of_a_chunk_takes_a_part_of_a_step() -> None:
+    async def script(cluster: Cluster) -> None:
+        async with cluster.engine.context(0) as context:
+            await context.call(768, 10)
+
+    generation = 10 * (768 + 10 / 2) / 10_000 + 10 * 0.5 + 1.5
+    parts = unit_seconds(script, generation, WHOLE_CHUNKS.model_copy(update={"whole_chunks": False}))
+    assert parts["chunks"] == pytest.approx(0)
+    assert parts["reserved"] == pytest.approx((1.5 * 778 + 10 * 10 / 2) / 10_000)
 
 
 def test_who_waits_for_a_tool_costs_the_others_steps() -> None:

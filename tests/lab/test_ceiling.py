@@ -9,10 +9,11 @@ from palestra.lab.own import simulate_own
 from palestra.lab.workload import Workload
 
 
+@pytest.mark.parametrize("whole_chunks", [False, True])
 @pytest.mark.parametrize("shares_prompts", [False, True])
-def test_the_bound_is_above_what_is_played(small: Workload, shares_prompts: bool) -> None:
+def test_the_bound_is_above_what_is_played(small: Workload, shares_prompts: bool, whole_chunks: bool) -> None:
     values = small.model_dump()
-    values["engine"]["shares_prompts"] = shares_prompts
+    values["engine"] |= {"shares_prompts": shares_prompts, "whole_chunks": whole_chunks}
     played_on = workload.parse(values)
     played = simulate_own(played_on, own_setup(played_on, 1), 0)
     shares = ceiling(played_on, 0, PIECE)

@@ -385,6 +385,18 @@ def test_a_lost_unit_takes_its_share_and_calls_go_on_after_it() -> None:
     assert totals.prefilled_again == 542
 
 
+def test_a_prefill_that_is_given_up_was_for_nothing() -> None:
+    async def script(engine: Engine) -> None:
+        async with engine.context(0) as context:
+            asyncio.get_running_loop().call_at(3 * 2.0, engine.resize, 0, 0)
+            asyncio.get_running_loop().call_at(10, engine.resize, 1, 10_000)
+            await context.call(2560, 10)
+            assert now() == pytest.approx(10 + 5 * 2.0 + 10 * 1.5)
+
+    totals = play(script)
+    assert (totals.prefilled, totals.prefilled_again) == (2560 + 3 * 512, 3 * 512)
+
+
 def test_a_pause_only_takes_time() -> None:
     async def script(engine: Engine) -> None:
         async with engine.context(0) as context:
@@ -405,9 +417,10 @@ def test_a_pause_only_takes_time() -> None:
     kv=st.sampled_from([4000, 5000, 9000]),
     piece=st.sampled_from([None, 1, 64, 250]),
     prompt=st.sampled_from([None, 0, 1, 2, 900]),
+    whole_chunks=st.booleans(),
 )
 def test_all_are_served_and_kv_is_never_exceeded(
-    seed: int, first: First, contexts: int, kv: int, piece: int | None, prompt: int | None
+    seed: int, first: First, contexts: int, kv: int, piece: int | None, prompt: int | None, whole_chunks: bool
 ) -> None:
     """With prompts of this length that three contexts each share, or with none."""
     draw = random.Random(seed)
@@ -441,7 +454,10 @@ def test_all_are_served_and_kv_is_never_exceeded(
             asyncio.get_running_loop().call_at(at, engine.resize, units, units * kv)
         await asyncio.gather(*tasks)
 
-    assert play(script, first, kv, units=3, piece=piece, shares_prompts=prompt is not None).decoded == decoded
+    totals = play(script, first, kv, units=3, piece=piece, shares_prompts=prompt is not None, whole_chunks=whole_chunks)
+    assert totals.decoded == decoded
+    if not whole_chunks:
+        assert totals.chunks * 512 == pytest.approx(totals.prefilled, abs=contexts * 20)
 
 
 def test_a_shared_prompt_is_prefilled_and_held_once() -> None:
