@@ -135,8 +135,8 @@ def bench_dispatch(
     ceilings = [ceiling(workload, seed, piece) for seed in seeds]
     console.print(
         f"with replies in pieces of {piece} tokens, no schedule can exceed "
-        f"{fmean(each.bound for each in ceilings):.3f} of the limit; with tools that take their time, "
-        f"{fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
+        f"{fmean(each.bound for each in ceilings):.3f} of the limit, which counts publishing on all units; with tools that take "
+        f"their time, {fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
     )
     return rows
 
