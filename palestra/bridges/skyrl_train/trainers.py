@@ -37,6 +37,8 @@ class Driven:
     loop: asyncio.AbstractEventLoop
     connects_late = False
     """Whether it connects to the engines only after loading a checkpoint."""
+    last_file = "trainer_state.pt"
+    """The file of a checkpoint that is written last."""
 
     cfg: Any
     dispatch: Any
@@ -91,6 +93,7 @@ class Driven:
         return str(folder)
 
     def load_checkpoints(self) -> Any:
+        go_back_to_complete(Path(self.cfg.trainer.ckpt_path), self.last_file)
         loaded = super().load_checkpoints()  # type: ignore[misc]
         done, folder = loaded[0], loaded[1]
         self.resumed(done, None if folder is None else Path(folder))
@@ -129,31 +132,30 @@ class AsyncTrainer(Driven, FullyAsyncRayPPOTrainer):
     """Rollouts run ahead of training, as far as the staleness allows."""
 
     connects_late = True
-
-    def load_checkpoints(self) -> Any:
-        go_back_to_complete(Path(self.cfg.trainer.ckpt_path))
-        return super().load_checkpoints()
+    last_file = "fully_async_state.pt"
 
 
-def go_back_to_complete(checkpoints: Path) -> None:
-    """The fully async trainer names a checkpoint the latest before the last file of it is written. Where a run was killed in
-    between, name the one before; the step that is repeated writes it anew."""
+def go_back_to_complete(checkpoints: Path, last_file: str) -> None:
+    """SkyRL empties the file that names the latest checkpoint before it writes it, and the fully async trainer writes it before
+    the checkpoint's last file. Where a run was killed in between, name the latest that is complete; the step that is repeated
+    writes the other anew."""
     latest = checkpoints / "latest_ckpt_global_step.txt"
     if not latest.exists():
         return
-    newest = checkpoints / f"global_step_{latest.read_text().strip()}"
-    if not newest.is_dir() or _is_complete(newest):
+    step = latest.read_text().strip()
+    newest = checkpoints / f"global_step_{step}"
+    if step and (not newest.is_dir() or _is_whole(newest / last_file)):
         return
-    complete = filter(_is_complete, checkpoints.glob("global_step_*"))
-    if steps := [int(folder.name.removeprefix("global_step_")) for folder in complete]:
-        latest.write_text(str(max(steps)))
+    complete = [folder for folder in checkpoints.glob("global_step_*") if _is_whole(folder / last_file)]
+    if complete:
+        latest.write_text(str(max(int(folder.name.removeprefix("global_step_")) for folder in complete)))
     else:
         latest.unlink()
 
 
-def _is_complete(checkpoint: Path) -> bool:
+def _is_whole(file: Path) -> bool:
     try:
-        torch.load(checkpoint / "fully_async_state.pt", map_location="cpu", weights_only=False)
+        torch.load(file, map_location="cpu", weights_only=False)
     except (OSError, EOFError, RuntimeError, UnpicklingError):  # as no file or half of one looks to it
         return False
     return True

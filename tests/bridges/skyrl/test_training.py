@@ -19,7 +19,7 @@ from bridges.skyrl.conftest import RECIPE, configured
 from palestra.bridges.skyrl_train import entry, estimators
 from palestra.bridges.skyrl_train.account import Account
 from palestra.bridges.skyrl_train.cpu_engine import CpuEngine
-from palestra.bridges.skyrl_train.trainers import go_back_to_complete
+from palestra.bridges.skyrl_train.trainers import AsyncTrainer, SyncTrainer, go_back_to_complete
 from palestra.config import Config, dump
 from palestra.errors import PalestraError
 from palestra.ledger import Ledger
@@ -146,13 +146,38 @@ def test_a_checkpoint_without_its_last_file_is_given_up_for_the_one_before(
     _assert_each_trained_once(config)
 
 
-def test_a_first_checkpoint_without_its_last_file_leaves_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["", "1"])
+@pytest.mark.parametrize("last_file", [SyncTrainer.last_file, AsyncTrainer.last_file])
+def test_a_first_checkpoint_without_its_last_file_leaves_none(tmp_path: Path, last_file: str, named: str) -> None:
     latest = tmp_path / "latest_ckpt_global_step.txt"
-    go_back_to_complete(tmp_path)
+    go_back_to_complete(tmp_path, last_file)
     (tmp_path / "global_step_1").mkdir()
-    latest.write_text("1")
-    go_back_to_complete(tmp_path)
+    latest.write_text(named)
+    go_back_to_complete(tmp_path, last_file)
     assert not latest.exists()
+
+
+@pytest.mark.parametrize("overrides", [(), ("training.staleness=1",)], ids=["sync", "fully-async"])
+def test_a_run_that_was_killed_while_it_named_its_checkpoint_goes_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    config = configured(model, tmp_path / "run", *SMALL, *overrides)
+    checkpoints = config.run.folder / "checkpoints"
+    real = Account.commit
+
+    def lose(self: Account, checkpoint: str) -> None:
+        if checkpoint == "global_step_3":
+            (checkpoints / "latest_ckpt_global_step.txt").write_text("")
+            (checkpoints / checkpoint / AsyncTrainer.last_file).unlink(missing_ok=True)  # it comes after the name
+            raise RuntimeError("the power went")
+        real(self, checkpoint)
+
+    monkeypatch.setattr(Account, "commit", lose)
+    with pytest.raises(PalestraError, match="the power went"):
+        _train(config)
+    monkeypatch.undo()
+    assert _train(config, resume=True)["steps"] == 4
+    _assert_each_trained_once(config)
 
 
 def test_a_crash_between_checkpoint_and_ledger_is_made_up_for(
