@@ -26,7 +26,7 @@ from palestra.bridges.verl.scene import RECORD
 from palestra.bridges.verl.settings import settings
 from palestra.bridges.verl.watching import Watch
 from palestra.config import Config, Training, Verl
-from palestra.errors import ConfigError, PalestraError, first_line
+from palestra.errors import ConfigError, PalestraError, StorageError, first_line
 from palestra.report import Reporter
 from palestra.runs import RunFolder, free_name
 from palestra.sandbox.opening import make_provider
@@ -50,6 +50,7 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
     gpu = torch.cuda.is_available()
     folder = model.locate(config.backend.model).resolve()
     keys = settings(config, config.backend, plan, run, folder, gpu)
+    name_latest_again(run.checkpoints)
     done = steps_behind(run)
     log = free_name(run.path / "verl-metrics")
     variables = _variables(config.backend, gpu, log)
@@ -69,10 +70,24 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
         return _summarise(config.backend, plan, run, watch, time.monotonic() - started)
 
 
+def name_latest_again(checkpoints: Path) -> None:
+    """verl writes the name last of all, and empties the file before it does: where a run was killed in between, the newest
+    checkpoint is whole."""
+    latest = checkpoints / LATEST
+    steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
+    if steps and latest.exists() and not latest.read_text().strip():
+        latest.write_text(str(max(steps)))
+
+
 def steps_behind(run: RunFolder) -> int:
     """How many steps verl's newest checkpoint holds."""
     latest = run.checkpoints / LATEST
-    return int(latest.read_text()) if latest.exists() else 0
+    if not latest.exists():
+        return 0
+    try:
+        return int(latest.read_text())
+    except ValueError:
+        raise StorageError(f"{latest} has no number; write that of a checkpoint beside it, such as 3 for global_step_3") from None
 
 
 def verl_config(keys: dict[str, Any], overrides: Mapping[str, Any]) -> Any:

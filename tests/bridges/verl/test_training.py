@@ -21,6 +21,7 @@ import psutil
 from parity.recorded import embedded_loss
 
 from palestra.advantage import credit
+from palestra.bridges.verl.driving import LATEST
 from palestra.config import Loss
 from palestra.ledger import Ledger
 from palestra.trajectory import Group, Trajectory
@@ -120,6 +121,7 @@ def test_success_rises_across_the_death_of_a_server(model: Path, tmp_path: Path)
     before = committed(folder)
     assert 3 <= before < 8
 
+    (folder / "checkpoints" / LATEST).write_text("")  # as one leaves it that is killed while it writes the name
     train("--resume", str(folder))
     assert committed(folder) == 8
     for how in ("sampled", "greedy"):
