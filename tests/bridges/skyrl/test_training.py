@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -127,23 +128,32 @@ def test_a_checkpoint_without_its_last_file_is_given_up_for_the_one_before(
 ) -> None:
     """The fully async trainer names it the latest before that file is written."""
     config = configured(model, tmp_path / "run", *SMALL, "training.staleness=1")
+
+    def lose(checkpoint: Path) -> None:
+        state = checkpoint / AsyncTrainer.last_file
+        state.unlink()
+        if left is not None:
+            state.write_bytes(left)
+
+    _train_until_the_power_goes(config, monkeypatch, lose)
+    assert _train(config, resume=True)["steps"] == 4
+    _assert_each_trained_once(config)
+
+
+def _train_until_the_power_goes(config: Config, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None]) -> None:
+    """While the third checkpoint is saved, of which something is lost, before the ledger hears of it."""
     real = Account.commit
 
-    def lose(self: Account, checkpoint: str) -> None:
+    def commit(self: Account, checkpoint: str) -> None:
         if checkpoint == "global_step_3":
-            state = config.run.folder / "checkpoints" / checkpoint / "fully_async_state.pt"
-            state.unlink()
-            if left is not None:
-                state.write_bytes(left)
+            lose(config.run.folder / "checkpoints" / checkpoint)
             raise RuntimeError("the power went")
         real(self, checkpoint)
 
-    monkeypatch.setattr(Account, "commit", lose)
+    monkeypatch.setattr(Account, "commit", commit)
     with pytest.raises(PalestraError, match="the power went"):
         _train(config)
     monkeypatch.undo()
-    assert _train(config, resume=True)["steps"] == 4
-    _assert_each_trained_once(config)
 
 
 @pytest.mark.parametrize("named", ["", "1"])
@@ -162,20 +172,12 @@ def test_a_run_that_was_killed_while_it_named_its_checkpoint_goes_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     config = configured(model, tmp_path / "run", *SMALL, *overrides)
-    checkpoints = config.run.folder / "checkpoints"
-    real = Account.commit
 
-    def lose(self: Account, checkpoint: str) -> None:
-        if checkpoint == "global_step_3":
-            (checkpoints / "latest_ckpt_global_step.txt").write_text("")
-            (checkpoints / checkpoint / AsyncTrainer.last_file).unlink(missing_ok=True)  # it comes after the name
-            raise RuntimeError("the power went")
-        real(self, checkpoint)
+    def lose(checkpoint: Path) -> None:
+        (checkpoint.parent / "latest_ckpt_global_step.txt").write_text("")
+        (checkpoint / AsyncTrainer.last_file).unlink(missing_ok=True)  # it comes after the name
 
-    monkeypatch.setattr(Account, "commit", lose)
-    with pytest.raises(PalestraError, match="the power went"):
-        _train(config)
-    monkeypatch.undo()
+    _train_until_the_power_goes(config, monkeypatch, lose)
     assert _train(config, resume=True)["steps"] == 4
     _assert_each_trained_once(config)
 
