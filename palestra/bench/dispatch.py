@@ -124,11 +124,17 @@ def bench_dispatch(
         _Outside(outside)(workload, seeds[0], 1)  # a mistake in it shows at once
     console.print(f"{workload_name}: {count} steps of {workload.batch.tasks} × {workload.batch.samples}, seeds {list(seeds)}")
     with _processes() as pool:
-        best = _tune(workload, pool, seeds[0], min(SWEEP_STEPS, count))
+        trial_steps = min(SWEEP_STEPS, count)
+        console.print(f"trying {len(AGENTS) * len(JUDGES)} settings of the published pipeline, {trial_steps} steps each …")
+        best = _tune(workload, pool, seeds[0], trial_steps)
         console.print(f"the published pipeline is best here with {best.agents} agents and {best.judges} judges")
         entries = [*_entries(best, piece), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
         running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
-        results = {(entry.name, seed): (entry, future.result()) for entry, seed, future in running}
+        results: dict[tuple[str, int], tuple[Entry, Figures]] = {}
+        for entry, seed, future in running:
+            figures = future.result()
+            results[entry.name, seed] = entry, figures
+            console.print(_line(entry, seed, figures))
         rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
         console.print(_table(rows))
         console.print(_unit_time_table(rows))
@@ -139,6 +145,12 @@ def bench_dispatch(
         f"their time, {fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
     )
     return rows
+
+
+def _line(entry: Entry, seed: int, figures: Figures) -> str:
+    """What is said as soon as it is known."""
+    hourly, share = figures.samples_per_hour, figures.of_limit
+    return f"{entry.name}, seed {seed}: {hourly:.0f} samples an hour, {share:.3f} of the limit"
 
 
 @contextmanager
