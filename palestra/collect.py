@@ -66,6 +66,7 @@ class Collector:
     """Once true, no further rollout starts; those under way come to their end."""
     on_trajectory: Callable[[Trajectory], None] = lambda _: None
     _prepared: set[str] = field(default_factory=set)
+    _preparing: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     @asynccontextmanager
     async def trajectories(
@@ -213,10 +214,16 @@ class Collector:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
                     if task.id not in self._prepared:
-                        self._prepared.add(task.id)
-                        group.create_task(prepare(task, self.cache))
+                        group.create_task(self._prepare_once(task))
         except BaseExceptionGroup as errors:
             raise cause(errors) from None
+
+    async def _prepare_once(self, task: AnyTask) -> None:
+        """Whoever comes second waits for the first, and tries it anew where that one failed or was cancelled."""
+        async with self._preparing.setdefault(task.id, asyncio.Lock()):
+            if task.id not in self._prepared:
+                await prepare(task, self.cache)
+                self._prepared.add(task.id)
 
 
 async def prepare(task: AnyTask, cache: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from palestra.dispatch.bounded import Bounded
 from palestra.dispatch.pipeline import Pipeline
 from palestra.dispatch.stream import Stream
 from palestra.errors import InfrastructureError, TaskError
+from palestra.evaluation import evaluate_both
 from palestra.gather import Gathered
 from palestra.ledger import Ledger, StepRecord
 from palestra.pace import Pace
@@ -400,6 +401,37 @@ async def test_each_task_is_prepared_once_before_its_first_rollout(collector: Co
     await trajectories(collector, some, step=1)
     assert sorted(prepared) == ["task-0", "task-1", "task-2"]
     assert (collector.cache / "data").exists(), "the cache is a folder that exists"
+
+
+@dataclass(frozen=True)
+class SlowlyPrepared(Probe):
+    """Its set-up needs what its preparation made."""
+
+    made: list[str] = field(default_factory=list, compare=False)
+
+    async def prepare(self, cache: Path) -> None:
+        await asyncio.sleep(0.01)
+        self.made.append(self.id)
+
+    async def setup(self, stack: AsyncExitStack) -> str:
+        assert self.id in self.made
+        return await super().setup(stack)
+
+
+async def test_nobody_begins_while_somebody_else_prepares_the_task(collector: Collector) -> None:
+    some = [SlowlyPrepared(f"task-{n}") for n in range(3)]
+    both = await evaluate_both(collector, some, 2, 0, Sampling(), greedy=True)
+    assert [result.failures for result in both.values()] == [{}, {}]
+    assert [task.made for task in some] == [[task.id] for task in some], "once"
+
+
+async def test_what_could_not_be_prepared_is_tried_anew(collector: Collector) -> None:
+    failing = Prepared("task-0", fails=RuntimeError("no network"))
+    with pytest.raises(TaskError, match="no network"):
+        await trajectories(collector, [failing])
+    sound = Prepared("task-0")
+    await trajectories(collector, [sound])
+    assert sound.prepared == ["task-0"]
 
 
 @pytest.mark.parametrize(
