@@ -139,7 +139,7 @@ class Collector:
     async def requests(self) -> AsyncIterator[Ask]:
         """Attempts for whoever asks, when another trainer drives. All who ask share one dispatcher. What the user has to mend
         ends the block; who waits for an attempt then waits in vain."""
-        wanted: asyncio.Queue[Attempt] = asyncio.Queue()
+        wanted: asyncio.Queue[Attempt] = asyncio.Queue(1)
         promised: dict[Attempt, asyncio.Future[Trajectory]] = {}
 
         async def source() -> AsyncGenerator[Attempt, None]:
@@ -158,11 +158,13 @@ class Collector:
             await self._prepare([task for task, _ in keys])
             recorded = {at: self.ledger.finished(*at) for at in {(key.phase, key.step) for _, key in keys}}
             open_policy = self.opener(sampling)
-            attempts = [self._attempt(task, key, recorded[key.phase, key.step], open_policy) for task, key in keys]
-            for attempt in attempts:
-                promised[attempt] = asyncio.get_running_loop().create_future()
-                wanted.put_nowait(attempt)
-            return list(await asyncio.gather(*(promised[attempt] for attempt in attempts)))
+            promises = []
+            for task, key in keys:
+                attempt = self._attempt(task, key, recorded[key.phase, key.step], open_policy)
+                await wanted.put(attempt)
+                promised[attempt] = promise = asyncio.get_running_loop().create_future()
+                promises.append(promise)
+            return list(await asyncio.gather(*promises))
 
         try:
             async with asyncio.TaskGroup() as beside:

@@ -13,7 +13,7 @@ class Desk:
     within `surroundings`, such as the provider of their sandboxes."""
 
     def __init__(self, dispatcher: Dispatcher, surroundings: AbstractAsyncContextManager[object]) -> None:
-        self._arrived: asyncio.Queue[Rollout] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Rollout] = asyncio.Queue()  # no longer than verl's calls that wait for theirs
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._work = asyncio.create_task(self._serve(dispatcher, surroundings))
 
