@@ -56,6 +56,8 @@ class StepLearner:
     _collected: float = 0.0
     """When it had its last group."""
     _started: float = field(default_factory=time.monotonic)
+    _early: float = 0.0
+    """Seconds of the present step in which it was trained while the record of the step before was kept."""
     _cpu_started: float = field(default_factory=_cpu_seconds)
 
     async def take(self, group: Gathered[Attempt]) -> bool:
@@ -97,11 +99,13 @@ class StepLearner:
             "update_seconds": published - self._collected,
             "cpu_seconds": cpu_published - self._cpu_started,
         }
+        if self.plan.staleness:
+            took["early_seconds"] = self._early
         await self.done(dataclasses.replace(made, metrics={**made.metrics, **took}))
         # The next step's clock starts now, less what it was trained meanwhile; its processor time cannot be told apart.
-        meanwhile = self._train_seconds - trained
-        self._started = time.monotonic() - meanwhile
-        self._cpu_started = cpu_published if meanwhile else _cpu_seconds()
+        self._early = self._train_seconds - trained
+        self._started = time.monotonic() - self._early
+        self._cpu_started = cpu_published if self._early else _cpu_seconds()
         if made.step + 1 < self.plan.steps:
             self.begin(made.step + 1)
 

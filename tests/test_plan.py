@@ -16,7 +16,7 @@ import pytest
 from playing import Dice, Probe
 from test_training_loop import Notes
 
-from palestra import training
+from palestra import checkpoint, training
 from palestra.backends.opening import Opened
 from palestra.cli import main
 from palestra.config import Config, Loss, parse
@@ -72,9 +72,12 @@ class _Slow:
         return completion
 
 
+@dataclass
 class SlowNotes(Notes):
+    gradient_seconds: float = 0.02
+
     async def accumulate(self, samples: Sequence[Sample], loss: Loss) -> None:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(self.gradient_seconds)
         await super().accumulate(samples, loss)
 
     async def step(self, learning_rate: float) -> dict[str, float]:
@@ -169,6 +172,24 @@ async def test_what_free_inits_would_save(runs: Runs) -> None:
     assert free.saving * slow.replayed == pytest.approx(slow.critical_path["init"] * slow.recorded, rel=0.3)
     assert free.seconds == pytest.approx(fastest, rel=0.3)
     assert not any(what.change.startswith("dispatch: slots") for what in slow.what_if), "more slots than rollouts save nothing"
+
+
+async def test_what_staleness_would_save_where_checkpoints_take_long(runs: Runs) -> None:
+    """While one is written the next step is trained, and that counts: else it would seem to be for free."""
+    write = checkpoint.write
+
+    async def slowly(*arguments: Any) -> Path:
+        await asyncio.sleep(1.0)
+        return await write(*arguments)
+
+    runs.monkeypatch.setattr(checkpoint, "write", slowly)
+    runs.trainer = SlowNotes(gradient_seconds=0.2)
+    wide = {"kind": "stream", "init": 12, "run": 24, "reward": 24}
+    strict = await planned(await runs.train("strict", wide, {"steps": 4}))
+    stale = await planned(await runs.train("stale", wide, {"steps": 4, "staleness": 1}))
+    [saved] = [what for what in strict.what_if if what.change == "staleness 1"]
+    assert saved.seconds == pytest.approx(stale.recorded, rel=0.2)
+    assert abs(stale.error) < 0.15
 
 
 async def test_more_slots_are_worth_what_they_turn_out_to_be(runs: Runs) -> None:

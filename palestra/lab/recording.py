@@ -113,8 +113,10 @@ class Step:
     seconds: float
     training: tuple[Interval, ...]
     """When the gradients of each group that gave some were taken."""
+    early: float = 0.0
+    """Seconds that it was trained beside the pause before it; they count as its own."""
     pause: float = 0.0
-    """Seconds until the next step began, for its checkpoint and evaluation; not counted as training."""
+    """Seconds for its checkpoint and evaluation, until the next step began."""
 
     @property
     def rollouts(self) -> list[Played]:
@@ -260,7 +262,8 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
     following = {step.number: step for step in whole}
     for at, step in enumerate(whole):
         if step.number + 1 in following:
-            whole[at] = replace(step, pause=max(0.0, following[step.number + 1].begin - step.end))
+            then = following[step.number + 1]
+            whole[at] = replace(step, pause=max(0.0, then.begin + then.early - step.end))
     return whole, notes
 
 
@@ -280,7 +283,7 @@ def _step(number: int, groups: Sequence[PlayedGroup], row: Mapping[str, Any], af
         begin = max(begin, min(rollout.first for group in groups for rollout in group.rollouts))
     update = row.get("update_seconds", row["seconds"] - row["rollout_seconds"])
     seconds = at + update - begin if after == -inf else row["seconds"]
-    return Step(number, tuple(groups), begin, at, at + update, seconds, tuple(training))
+    return Step(number, tuple(groups), begin, at, at + update, seconds, tuple(training), row.get("early_seconds", 0.0))
 
 
 def _interrupted(step: Step, soonest: float, plan: Training) -> bool:

@@ -103,11 +103,15 @@ class _Learner:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._step = self._replaced = 0
+        self._trained = 0.0
+        """Seconds in which gradients were taken, of all steps."""
         self.seconds = 0.0
 
     async def take(self, group: Gathered[_Rollout]) -> bool:
         played = self._model.groups[group.number]
+        started = self._loop.time()
         await self._machine.train(played.training * self._times.training)
+        self._trained += self._loop.time() - started
         if played.gave or not self._model.refill or self._replaced >= REFILLS * self._model.groups_per_step:
             return True
         self._replaced += 1
@@ -123,8 +127,9 @@ class _Learner:
         self._replaced = 0
 
     async def publish(self) -> None:
-        """A recording has publishing in its updates. This is what a run does before its next step, which counts for none."""
-        ending = self._model.steps[self._step]
+        """A recording has publishing in its updates. This is what a run does before its next step; of it only what the next step
+        is trained meanwhile counts."""
+        ending, trained = self._model.steps[self._step], self._trained
         await self._machine.pause(ending.pause, ending.beside)
-        self._began = self._loop.time()
+        self._began = self._loop.time() - (self._trained - trained)
         self._step += 1
