@@ -19,14 +19,15 @@ from test_training_loop import Notes
 from palestra import checkpoint, training
 from palestra.backends.opening import Opened
 from palestra.cli import main
-from palestra.config import Config, Loss, parse
+from palestra.config import Config, Loss, StreamDispatch, parse
 from palestra.errors import InfrastructureError
 from palestra.lab import clock
 from palestra.lab.fitting import SamplerFit, StageFit, Timeline, fit_sampler, fit_stage, nonnegative
 from palestra.lab.machine import Machine, Parts, Work
-from palestra.lab.model import model_of
+from palestra.lab.model import Ending, Job, JobGroup, Model, Piece, model_of
 from palestra.lab.recording import Call, Played, PlayedGroup, Recording, Step, read
 from palestra.lab.replay import Times, replay
+from palestra.learner import REFILLS
 from palestra.ledger import Ledger, StepRecord
 from palestra.message import JSON
 from palestra.plan import Plan, plan
@@ -190,6 +191,21 @@ async def test_what_staleness_would_save_where_checkpoints_take_long(runs: Runs)
     [saved] = [what for what in strict.what_if if what.change == "staleness 1"]
     assert saved.seconds == pytest.approx(stale.recorded, rel=0.2)
     assert abs(stale.error) < 0.15
+
+
+def test_no_more_groups_are_replaced_than_were() -> None:
+    """In the first step as many were as may be, and the next one without gradients was taken. With staleness another step takes
+    that one first, and would wait in vain for a group in its place."""
+
+    def group(seconds: float, gave: bool) -> JobGroup:
+        job = Job(Work(0.0, 0.0), (Piece("rest", Work(seconds, 0.0)),), Work(0.0, 0.0))
+        return JobGroup((job,), 1.0 if gave else 0.0, gave)
+
+    groups = (*(group(3.0, False) for _ in range(REFILLS + 1)), group(0.1, True), group(0.1, True))
+    model = Model(groups, tuple(Ending(0.5, 0.0, 0) for _ in range(3)), 1, PLAIN, None, 100)
+    strict, stale = (replay(model, StreamDispatch(kind="stream"), staleness) for staleness in (0, 1))
+    assert strict == pytest.approx(5 * 3.0 + 0.5 + 2 * (0.1 + 1.0 + 0.5))
+    assert 2 * 1.0 + 3 * 0.5 + 2 * 3.0 < stale < strict
 
 
 async def test_more_slots_are_worth_what_they_turn_out_to_be(runs: Runs) -> None:

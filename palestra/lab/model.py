@@ -60,11 +60,9 @@ class Ending:
 @dataclass(frozen=True)
 class Model:
     groups: tuple[JobGroup, ...]
-    """In the order in which they are begun."""
+    """In the order in which they are begun; those too that were replaced, for they gave no gradients."""
     steps: tuple[Ending, ...]
     groups_per_step: int
-    refill: bool
-    """Whether a group without gradients is replaced."""
     parts: Parts
     capacity: Capacity | None
     context: int
@@ -85,7 +83,6 @@ def model_of(recording: Recording) -> Model:
         groups=tuple(group for _, group in sorted(groups, key=lambda placed: placed[0])),
         steps=tuple(map(fitted.ending, recording.steps)),
         groups_per_step=recording.training.groups,
-        refill=recording.training.refill,
         parts=fitted.parts,
         capacity=Capacity(backend.kv_tokens) if isinstance(backend, Torch) else None,
         context=recording.config.agent.context,

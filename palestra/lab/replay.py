@@ -46,7 +46,8 @@ async def _replay(model: Model, section: AnyDispatch, staleness: int, times: Tim
 
     dispatcher = dispatch.make(section, model.capacity)
     async with aclosing(plan()) as groups, gather(groups, dispatcher, pace) as gathered:
-        await learn(gathered, pace, learner, len(model.steps))
+        whole = await learn(gathered, pace, learner, len(model.steps))
+    assert whole
     return learner.seconds
 
 
@@ -103,6 +104,8 @@ class _Learner:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._step = self._replaced = 0
+        self._spare = len(model.groups) - len(model.steps) * model.groups_per_step
+        """No more groups are replaced than were: others are not recorded."""
         self._trained = 0.0
         """Seconds in which gradients were taken, of all steps."""
         self.seconds = 0.0
@@ -112,9 +115,10 @@ class _Learner:
         started = self._loop.time()
         await self._machine.train(played.training * self._times.training)
         self._trained += self._loop.time() - started
-        if played.gave or not self._model.refill or self._replaced >= REFILLS * self._model.groups_per_step:
+        if played.gave or not self._spare or self._replaced >= REFILLS * self._model.groups_per_step:
             return True
         self._replaced += 1
+        self._spare -= 1
         return False
 
     def drop(self, group: Gathered[_Rollout]) -> None:
