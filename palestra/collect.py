@@ -11,7 +11,7 @@ from pathlib import Path
 
 from palestra import agent
 from palestra.errors import TaskError, UsageError, cause
-from palestra.gather import Gathered, Make, MayRun, gather
+from palestra.gather import Gathered, Groups, Make, MayRun, gather
 from palestra.hints import Hints
 from palestra.ledger import Ledger
 from palestra.pace import Pace
@@ -101,7 +101,7 @@ class Collector:
     @asynccontextmanager
     async def groups(
         self, rounds: Iterator[tuple[int, Sequence[AnyTask]]], samples: int, pace: Pace, sampling: Sampling
-    ) -> AsyncIterator[AsyncIterator[Gathered[Attempt]]]:
+    ) -> AsyncIterator[Groups[Attempt]]:
         """Groups of training attempts, round after round, as the pace allows. Groups that a committed step has settled are left
         out; those cut short by a stop never come."""
         settled = self.ledger.settled()

@@ -6,7 +6,7 @@ its weights are published, the next step takes what it may.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol
@@ -29,10 +29,30 @@ class Gathered(Generic[R]):
     rollouts: tuple[R, ...]
 
 
+class Groups(Generic[R]):
+    """Complete groups as they come, those too that were abandoned."""
+
+    def __init__(self, complete: AsyncIterator[Gathered[R]], under_way: Mapping[int, Sequence[R]]) -> None:
+        self._complete, self._under_way = complete, under_way
+
+    def __aiter__(self) -> "Groups[R]":
+        return self
+
+    async def __anext__(self) -> Gathered[R]:
+        return await anext(self._complete)
+
+    def abandon(self, number: int) -> Sequence[R]:
+        """End a group's rollouts as soon as can be; they are returned as they are. None of a group that has come out."""
+        rollouts = self._under_way.get(number, ())
+        for rollout in rollouts:
+            rollout.abandon()
+        return rollouts
+
+
 @asynccontextmanager
 async def gather(
     plan: AsyncIterable[Make[R]], dispatcher: Dispatcher, pace: Pace, ended: Callable[[R], None] = lambda _: None
-) -> AsyncIterator[AsyncIterator[Gathered[R]]]:
+) -> AsyncIterator[Groups[R]]:
     """The plan's groups, each as soon as its last rollout has ended; `ended` hears of every rollout at once."""
     open_groups: dict[int, Sequence[R]] = {}
     number_of: dict[R, int] = {}
@@ -62,13 +82,8 @@ async def gather(
                 del missing[number]
                 yield Gathered(number, tuple(open_groups.pop(number)))
 
-    def abandon(number: int) -> None:
-        for rollout in open_groups.get(number, ()):
-            rollout.abandon()
-
-    pace.on_abandon = abandon
     async with aclosing(source()) as rollouts, dispatcher.stream(rollouts) as stream, aclosing(complete(stream)) as groups:
-        yield groups
+        yield Groups(groups, open_groups)
 
 
 def _begin(pace: Pace, number: int) -> MayRun:
@@ -78,6 +93,9 @@ def _begin(pace: Pace, number: int) -> MayRun:
 class Learner(Protocol[R]):
     async def take(self, group: Gathered[R]) -> bool:
         """Take a group's gradients in; False when it gave none and another one is wanted in its place."""
+
+    def abandon(self, rollouts: Sequence[R]) -> None:
+        """The step is full, and does not wait for the group of these. They stay as they are now, or end soon."""
 
     def drop(self, group: Gathered[R]) -> None:
         """A group that was abandoned has come to its end."""
@@ -90,7 +108,7 @@ class Learner(Protocol[R]):
 
 
 async def learn(
-    groups: AsyncIterator[Gathered[R]],
+    groups: Groups[R],
     pace: Pace,
     learner: Learner[R],
     steps: int,
@@ -130,6 +148,7 @@ async def _steps(
             await publishing
         if not filled:
             return False
+        ready.abandon(pace.close_step())
         await learner.update()
         pace.update()
         publishing = beside.create_task(publish())
@@ -155,7 +174,7 @@ async def _fill_step(ready: "_Ready[R]", pace: Pace, learner: Learner[R]) -> boo
 class _Ready(Generic[R]):
     """Complete groups that no step has taken yet. There are never more than the pace allows to begin."""
 
-    def __init__(self, groups: AsyncIterator[Gathered[R]], pace: Pace, learner: Learner[R], stopping: Callable[[], bool]) -> None:
+    def __init__(self, groups: Groups[R], pace: Pace, learner: Learner[R], stopping: Callable[[], bool]) -> None:
         self._groups, self._pace, self._learner, self._stopping = groups, pace, learner, stopping
         self._waiting: list[Gathered[R]] = []
         self._news = asyncio.Event()
@@ -187,11 +206,17 @@ class _Ready(Generic[R]):
             await self._news.wait()
 
     def look_again(self) -> None:
-        """Weights were published: some groups may be taken that could not before, and others are too old."""
-        self._forget_abandoned()
+        """Weights were published: some groups may be taken that could not before."""
         self._news.set()
 
-    def _forget_abandoned(self) -> None:
-        for group in [group for group in self._waiting if self._pace.has_abandoned(group.number)]:
-            self._waiting.remove(group)
-            self._learner.drop(group)
+    def abandon(self, numbers: Sequence[int]) -> None:
+        """Nobody waits for these groups any more, whether they are complete or not."""
+        complete = {group.number: group for group in self._waiting}
+        for number in numbers:
+            group = complete.get(number)
+            if group is None:
+                self._learner.abandon(self._groups.abandon(number))
+            else:
+                self._waiting.remove(group)
+                self._learner.abandon(group.rollouts)
+                self._learner.drop(group)

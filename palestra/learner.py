@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from palestra.advantage import Credit, credit
 from palestra.collect import Attempt, group_of
@@ -47,7 +48,10 @@ class StepLearner:
     """Hears of the next step then; with staleness it may have taken groups already."""
     _groups: list[Gathered[Attempt]] = field(default_factory=list)
     _credits: list[Credit] = field(default_factory=list)
+    _abandoned: list[list[int]] = field(default_factory=list)
+    """For each group that the step did not wait for, the tokens that its attempts had written by then."""
     _dropped: list[Gathered[Attempt]] = field(default_factory=list)
+    """Such groups that have come to their end, and are not in the record yet."""
     _staleness: list[int] = field(default_factory=list)
     _replaced: int = 0
     _train_seconds: float = 0.0
@@ -72,6 +76,9 @@ class StepLearner:
         self._replaced += 1
         return False
 
+    def abandon(self, rollouts: Sequence[Attempt]) -> None:
+        self._abandoned.append([attempt.trajectory.sampled_tokens for attempt in rollouts])
+
     def drop(self, group: Gathered[Attempt]) -> None:
         self._dropped.append(group)
 
@@ -84,7 +91,8 @@ class StepLearner:
             learned = dict(await self.trainer.step(self._learning_rate(self.step)))
         metrics = {**self._describe(trajectories), **learned, "train_seconds": self._train_seconds}
         self._made = self._record(self.step, metrics)
-        self._groups, self._credits, self._dropped, self._staleness, self._replaced = [], [], [], [], 0
+        self._groups, self._credits, self._staleness, self._replaced = [], [], [], 0
+        self._abandoned, self._dropped = [], []
         self._train_seconds = 0.0
         self.step += 1
 
@@ -152,11 +160,10 @@ class StepLearner:
     def _length_bias(self, kept: Sequence[Trajectory]) -> dict[str, float]:
         """Short rollouts are complete first, so stopping early keeps too many of them. What was abandoned counts with what it
         had written by then, so the true bias is at least this."""
-        lost = [attempt.trajectory for group in self._dropped for attempt in group.rollouts]
-        lengths = [t.sampled_tokens for t in kept]
-        everything = lengths + [t.sampled_tokens for t in lost]
+        lengths = [trajectory.sampled_tokens for trajectory in kept]
+        everything = [*lengths, *chain.from_iterable(self._abandoned)]
         bias = (sum(lengths) / max(1, len(lengths))) / max(1.0, sum(everything) / max(1, len(everything)))
-        return {"groups_abandoned": len(self._dropped), "length_bias": bias}
+        return {"groups_abandoned": len(self._abandoned), "length_bias": bias}
 
     def _record(self, step: int, metrics: dict[str, float]) -> StepRecord:
         """Which trajectories the step trained on, which gave no gradient, and which had failed."""

@@ -23,11 +23,12 @@ class Pace:
         self._taken = 0
         """Groups that the present step has."""
         self._unpublished = 0
-        """Groups whose places are free again once the weights of the step before are published: those that it took, and what was
-        replaced since."""
+        """Groups whose places are free again once the weights of the step before are published: those that it took or abandoned,
+        and what was replaced since."""
+        self._left = 0
+        """Groups that the present step has abandoned."""
         self._settled = 0
         """Groups that were taken, replaced or abandoned, in all steps."""
-        self.on_abandon: Callable[[int], None] = lambda _: None
         self._stopped = False
         self._changed = asyncio.Event()
 
@@ -37,8 +38,9 @@ class Pace:
 
     def allows(self, number: int) -> bool:
         """Whether the run of a group may start now."""
-        extra = self._extra if self._steps else 0
-        return number - self._settled + self._taken + self._unpublished < self._ahead * self._groups + extra
+        extra = self._extra if self._steps and not (self.full or self.publishing) else 0
+        places = self._ahead * self._groups + extra
+        return number - self._settled + self._taken + self._left + self._unpublished < places
 
     @property
     def _ahead(self) -> int:
@@ -118,20 +120,25 @@ class Pace:
             self._unpublished += 1
         self._wake()
 
+    def close_step(self) -> list[int]:
+        """The step is full. Groups that are too old for the next one are abandoned: there can be such only where more were begun
+        than a step takes."""
+        too_old = [number for number, version in self._begun.items() if self._trained + 1 - version > self._staleness]
+        for number in too_old:
+            self._settle(number)
+        self._left += len(too_old)
+        self._abandoned.update(too_old)
+        return too_old
+
     def update(self) -> None:
         """The step is made. The next one may take groups, though nothing more begins until the weights are published."""
-        self._unpublished, self._taken = self._taken, 0
+        self._unpublished, self._taken, self._left = self._taken + self._left, 0, 0
 
     def publish(self) -> None:
-        """There is a new version. Groups that are too old for it are abandoned; there can be such only where more were begun than
-        a step takes."""
+        """There is a new version."""
         self.version += 1
         self._unpublished = 0
         self._steps -= 1
-        for number in [n for n, version in self._begun.items() if self.version - version > self._staleness]:
-            self._settle(number)
-            self._abandoned.add(number)
-            self.on_abandon(number)
         self._wake()
 
     def has_abandoned(self, number: int) -> bool:

@@ -1,7 +1,7 @@
 """From tasks to groups: recorded before anyone sees them, never sampled twice, and the same whatever the schedule."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from palestra.dispatch.pipeline import Pipeline
 from palestra.dispatch.stream import Stream
 from palestra.errors import InfrastructureError, TaskError
 from palestra.evaluation import evaluate_both
-from palestra.gather import Gathered
+from palestra.gather import Groups
 from palestra.ledger import Ledger, StepRecord
 from palestra.pace import Pace
 from palestra.policy import TokenPolicies
@@ -49,7 +49,7 @@ def dice(collector: Collector) -> Dice:
 
 def opened(
     collector: Collector, rounds: Sequence[Sequence[Probe]], samples: int, first: int = 0, pace: Pace | None = None
-) -> AbstractAsyncContextManager[AsyncIterator[Gathered[Attempt]]]:
+) -> AbstractAsyncContextManager[Groups[Attempt]]:
     return collector.groups(enumerate(rounds, first), samples, pace or Pace(ALL, 1), Sampling())
 
 
@@ -368,8 +368,8 @@ async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger
         pace.take(first.number)
         for _ in range(100):
             await asyncio.sleep(0)
-        pace.update()
-        pace.publish()
+        [number] = pace.close_step()
+        assert [attempt.trajectory.failure for attempt in stream.abandon(number)] == [None, None], "they are told"
         lost = await anext(stream)
     assert pace.has_abandoned(lost.number)
     assert [t.failure and t.failure.kind for t in group_of(lost).trajectories] == ["abandoned"] * 2

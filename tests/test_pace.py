@@ -75,6 +75,8 @@ class Played:
     taken: list[list[int]] = field(default_factory=lambda: [[]])
     """By step, the groups that it trains on."""
     replaced: list[int] = field(default_factory=list)
+    abandoned: int = 0
+    """Groups that were abandoned when a step was full."""
     dropped: list[int] = field(default_factory=list)
     publishing: bool = False
     rollouts: list[Rollout] = field(default_factory=list)
@@ -130,6 +132,12 @@ class Played:
         self.taken[-1].append(number)
         return True
 
+    def abandon(self, rollouts: Sequence[Rollout]) -> None:
+        assert len(self.taken[-1]) == self.campaign.groups, "the step is full"
+        assert len(rollouts) == self.campaign.samples
+        assert not self.publishing
+        self.abandoned += 1
+
     def drop(self, group: Gathered[Rollout]) -> None:
         assert self.pace.has_abandoned(group.number)
         assert group.number not in self.settled | set(self.dropped)
@@ -137,6 +145,7 @@ class Played:
 
     async def update(self) -> None:
         assert not self.publishing
+        assert self.abandoned == len(self.pace._abandoned), "those that nobody waits for are told before it, and counted"
         await asyncio.sleep(self.campaign.update)
         self.taken.append([])
 
@@ -306,9 +315,8 @@ def test_groups_that_were_abandoned_come_to_their_end_too(kind: str) -> None:
 
     class Slow(Played):
         async def update(self) -> None:
-            before = set(self.pace._abandoned)
             await asyncio.sleep(5000.0)
-            assert before <= set(self.dropped), "an abandoned group never came out"
+            assert self.pace._abandoned == set(self.dropped), "an abandoned group never came out"
             await super().update()
 
     async def whole(campaign: Campaign) -> None:
@@ -455,19 +463,19 @@ async def test_no_group_is_abandoned_however_the_groups_finish() -> None:
         assert pace._abandoned == set(), f"staleness {staleness}"
 
 
-async def test_groups_beyond_are_abandoned_when_the_step_is_done() -> None:
-    pace, told = Pace(2, 9, extra=2), list[int]()
-    pace.on_abandon = told.append
+async def test_groups_beyond_are_abandoned_when_the_step_is_full() -> None:
+    pace = Pace(2, 9, extra=2)
     for number in range(4):
         assert await pace.begin(number)
     for number in (3, 1):
         assert pace.may_take(number)
         pace.take(number)
     assert pace.full
+    assert sorted(pace.close_step()) == [0, 2]
     assert not pace.allows(4)
     pace.update()
+    assert not pace.allows(4)
     pace.publish()
-    assert sorted(told) == [0, 2]
     assert [pace.has_abandoned(number) for number in range(4)] == [True, False, True, False]
     assert [number for number in range(20) if pace.allows(number)][-1] == 7
 

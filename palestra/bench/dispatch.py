@@ -125,7 +125,7 @@ def bench_dispatch(
     console.print(f"{workload_name}: {count} steps of {workload.batch.tasks} × {workload.batch.samples}, seeds {list(seeds)}")
     with _processes() as pool:
         trial_steps = min(SWEEP_STEPS, count)
-        console.print(f"trying {len(AGENTS) * len(JUDGES)} settings of the published pipeline, {trial_steps} steps each …")
+        console.print(f"trying {len(AGENTS) * len(JUDGES)} settings of the published pipeline, {trial_steps} steps each")
         best = _tune(workload, pool, seeds[0], trial_steps)
         console.print(f"the published pipeline is best here with {best.agents} agents and {best.judges} judges")
         entries = [*_entries(best, piece), *([Entry(outside, 0, _Outside(outside))] if outside else [])]

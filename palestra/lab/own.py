@@ -2,7 +2,7 @@
 rollouts and a trainer that only takes time.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -86,8 +86,10 @@ class SimulatedLearner:
         await self.world.cluster.train(workload.training.seconds / workload.batch.tasks)
         return True
 
-    def drop(self, group: Gathered[SimulatedRollout]) -> None:
+    def abandon(self, rollouts: Sequence[SimulatedRollout]) -> None:
         self.dropped += 1
+
+    def drop(self, group: Gathered[SimulatedRollout]) -> None: ...
 
     async def update(self) -> None:
         """It is part of the training of the last group."""

@@ -250,8 +250,8 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
     after = -inf
     for number, groups in sorted(taken.items()):
         if not plan.refill:
-            # With oversampling a step also settles groups that were abandoned: they had ended before it began.
-            groups = sorted(groups, key=lambda group: group.end)[-plan.groups :]
+            # With oversampling a step also settles what had ended of groups that were abandoned, in it or just before it.
+            groups = sorted(groups, key=lambda group: (len(group.rollouts), group.gave, group.end))[-plan.groups :]
         step = _step(number, groups, measured[number], after)
         steps.append(step)
         after = step.end

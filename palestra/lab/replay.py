@@ -3,7 +3,7 @@ are the real ones, and rollouts, sampler and trainer take the time that the mode
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -121,8 +121,10 @@ class _Learner:
         self._spare -= 1
         return False
 
-    def drop(self, group: Gathered[_Rollout]) -> None:
-        raise AssertionError("no group is abandoned")
+    def abandon(self, rollouts: Sequence[_Rollout]) -> None:
+        raise AssertionError("no group is begun beyond what steps take")
+
+    def drop(self, group: Gathered[_Rollout]) -> None: ...
 
     async def update(self) -> None:
         ending = self._model.steps[self._step]
