@@ -123,6 +123,7 @@ def bench_dispatch(
     if outside is not None:
         _Outside(outside)(workload, seeds[0], 1)  # a mistake in it shows at once
     console.print(f"{workload_name}: {count} steps of {workload.batch.tasks} × {workload.batch.samples}, seeds {list(seeds)}")
+    console.print(_limits(workload, seeds[0], count))
     with _processes() as pool:
         trial_steps = min(SWEEP_STEPS, count)
         console.print(f"trying {len(AGENTS) * len(JUDGES)} settings of the published pipeline, {trial_steps} steps each")
@@ -145,6 +146,17 @@ def bench_dispatch(
         f"their time, {fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
     )
     return rows
+
+
+def _limits(workload: Workload, seed: int, steps: int) -> str:
+    each = [workload.limits(workload.draw(seed, step)) for step in range(steps)]
+    gpu, init, reward, longest, step = (
+        fmean(getattr(limits, name) for limits in each) for name in ("gpu", "init", "reward", "critical_path", "step")
+    )
+    return (
+        f"a step's limits: generation {gpu:.0f} s, init {init:.0f} s, reward {reward:.0f} s, longest trajectory {longest:.0f} s, "
+        f"generation, training and publishing {step:.0f} s"
+    )
 
 
 def _line(entry: Entry, seed: int, figures: Figures) -> str:

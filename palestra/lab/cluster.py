@@ -44,6 +44,9 @@ class Policy(Protocol):
     def generating(self, cluster: "Cluster") -> int:
         """How many go on generating, now that something has changed."""
 
+    def returning(self, units: int) -> int:
+        """How many generate now or will again, and so may keep their KV, where the workload lets them."""
+
 
 class Cluster:
     def __init__(
@@ -134,7 +137,7 @@ class Cluster:
         self._advance()
         if units != self.generating:
             self.generating = units
-            with_kv = self._policy.start(self.spec.units) if self.spec.switch_keeps_kv else units
+            with_kv = self._policy.returning(self.spec.units) if self.spec.switch_keeps_kv else units
             self.engine.resize(units, with_kv * self.spec.kv_tokens)
         self._go_on()
 
@@ -189,6 +192,9 @@ class Together:
     def generating(self, cluster: Cluster) -> int:
         return 0 if cluster.has_training else cluster.generating
 
+    def returning(self, units: int) -> int:
+        return units
+
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
@@ -204,6 +210,9 @@ class Elastic:
         if not cluster.has_training or cluster.coming > 0:
             return cluster.generating
         return self.left(cluster, cluster.generating)
+
+    def returning(self, units: int) -> int:
+        return units
 
     def left(self, cluster: Cluster, units: int) -> int:
         """What generation keeps of so many units."""
@@ -248,10 +257,14 @@ class Balance:
         self.ending = cluster.to_come == 0
         return self.start(cluster.spec.units)
 
+    def returning(self, units: int) -> int:
+        return units - self.training if self.begun and not self.ending else units
+
 
 def balance(work: workload.Workload, generation_seconds: float) -> Balance:
     """As many units as training keeps busy for certain, where generation takes so long on all units, and one more from a quarter
-    of a batch down to one sixteenth."""
+    of a batch down to one sixteenth. Of two units, and of a single one, none always trains."""
     units, tasks, training_seconds = work.engine.units, work.batch.tasks, work.training.seconds
-    training = min(max(1, int(units * training_seconds / (training_seconds + generation_seconds))), units - 2)
+    busy = int(units * training_seconds / (training_seconds + generation_seconds))
+    training = max(0, min(max(1, busy), units - 2))
     return Balance(training, pile=max(1, tasks // 4), few=tasks // 16)

@@ -11,13 +11,11 @@ class Pool:
         self._jobs = 0
         self._served: Progress[asyncio.Future[None]] = Progress(self._finish)
         """What a job that was there from the start would have got done."""
-        self.busy = 0.0
-        """Processor-seconds used."""
 
     async def work(self, seconds: float) -> None:
         """So many seconds of work, which take longer in a crowd."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._advance()
+        self._served.advance()
         mark = self._served.after(seconds, done)
         self._jobs += 1
         self._go_on()
@@ -25,22 +23,19 @@ class Pool:
             await done
         except asyncio.CancelledError:
             if done.cancelled():  # else it was done in the same moment, and has left already
-                self._advance()
+                self._served.advance()
                 self._served.drop(mark)
                 self._jobs -= 1
                 self._go_on()
             raise
 
     def _finish(self) -> None:
-        self._advance()
+        self._served.advance()
         for done in self._served.due():
             if not done.done():
                 done.set_result(None)
                 self._jobs -= 1
         self._go_on()
-
-    def _advance(self) -> None:
-        self.busy += self._served.advance() * min(self._jobs, self._capacity)
 
     def _go_on(self) -> None:
         self._served.run(min(1.0, self._capacity / self._jobs) if self._jobs else 0.0)

@@ -22,7 +22,6 @@ from palestra.trajectory import Stage
 @dataclass(frozen=True, slots=True)
 class Figures:
     samples_per_hour: float
-    seconds: float
     gpu_use: float
     """The share of unit-seconds in which a unit generated, trained or published."""
     reprefill_share: float
@@ -69,7 +68,6 @@ class World:
         totals = self.cluster.engine.totals()
         return Figures(
             samples_per_hour=trajectories / seconds * 3600,
-            seconds=seconds,
             gpu_use=self.cluster.use().share,
             reprefill_share=totals.prefilled_again / max(1, totals.prefilled),
             peak_runtimes=self.peak_runtimes,

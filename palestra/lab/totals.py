@@ -11,10 +11,8 @@ class Totals:
     prefilled_again: int = 0
     """Of those, tokens whose KV had been there before, or was lost before all of it was there."""
     decoded: int = 0
-    busy: float = 0.0
-    """Seconds with at least one sequence in the step."""
     unit_seconds: float = 0.0
-    """The same, times the units at work."""
+    """Seconds with at least one sequence in the step, times the units at work."""
     unit_steps: float = 0.0
     """Steps, times the units at work."""
     held: float = 0.0
@@ -33,7 +31,6 @@ class Totals:
 
     def count(self, seconds: float, steps: float, units: int, kv: Kv, prefilling: int) -> None:
         """So many steps on so many units, with sequences in them and KV as it is."""
-        self.busy += seconds
         self.unit_seconds += seconds * units
         self.unit_steps += steps * units
         self.held += steps * units * kv.used / kv.tokens

@@ -108,7 +108,7 @@ class Engine(Quantities):
     kv_tokens: PositiveInt
     """Tokens whose keys and values one unit holds."""
     switch_keeps_kv: bool
-    """Whether a unit that trains for a while still has its keys and values afterwards."""
+    """Whether a unit that trains for a while keeps its keys and values; then the others read them meanwhile."""
     shares_prompts: bool = False
     """Whether attempts at one task prefill the prompt that they all begin with once, and hold its keys and values once, as long
     as one of them is resident."""
@@ -299,14 +299,28 @@ def _with_mean(mean: float, exponents: NDArray[np.float64], variance: float) -> 
 def load(name: str) -> Workload:
     """A workload that ships with the lab by its name, such as `w1`, or any by the path of its .toml file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    try:
-        values = read_toml(path)
-    except FileNotFoundError:
-        if path.parent != FOLDER:
-            raise ConfigError(f"no workload file {path}") from None
-        raise ConfigError(f"no workload {name!r}{nearest(name, [file.stem for file in FOLDER.glob('*.toml')])}") from None
-    return parse(values, str(path))
+    return parse(_read(path), str(path))
 
 
 def parse(values: dict[str, Any], source: str = "workload") -> Workload:
-    return validated(Workload, values, source)
+    """A workload's sections. With a `base`, the name of one that ships, only what differs from it."""
+    base = values.get("base")
+    if base is None:
+        return validated(Workload, values, source)
+    if not isinstance(base, str):
+        raise ConfigError(f'{source}: base = {base!r}: give the name of a workload that ships, such as "w1"')
+    whole = _read(FOLDER / f"{base}.toml")
+    for name, section in values.items():
+        if name != "base":
+            whole[name] = whole.get(name, {}) | section if isinstance(section, dict) else section
+    return parse(whole, source)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except FileNotFoundError:
+        if path.parent != FOLDER:
+            raise ConfigError(f"no workload file {path}") from None
+        names = [file.stem for file in FOLDER.glob("*.toml")]
+        raise ConfigError(f"no workload {path.stem!r}{nearest(path.stem, names)}") from None

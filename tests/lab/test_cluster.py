@@ -181,3 +181,21 @@ def test_kv_can_survive_the_switch(w1: Workload) -> None:
         await end(tasks)
 
     play(keeping, Together(), script)
+
+
+def test_the_kv_of_a_unit_that_joins_training_can_survive_too(w1: Workload) -> None:
+    keeping = w1.model_copy(update={"engine": w1.engine.model_copy(update={"switch_keeps_kv": True})})
+
+    async def script(cluster: Cluster) -> None:
+        cluster.to_come = 1
+        tasks = await live(cluster, 60)
+        used = cluster.engine.kv_used
+        for backlog, generating in ((8, 5), (2, 6), (8, 5)):
+            cluster.backlog = backlog
+            cluster.review()
+            assert cluster.generating == generating
+            assert cluster.engine.kv_used == used
+            assert cluster.engine.kv_tokens == 6 * 690_000, "two units always train, and have none"
+        await end(tasks)
+
+    play(keeping, Balance(2, pile=8, few=2, begun=True), script)

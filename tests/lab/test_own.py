@@ -44,6 +44,16 @@ def test_every_dispatcher_comes_to_the_end(dispatcher: Callable[[], Dispatcher])
     assert figures.samples_per_hour > 0
 
 
+@pytest.mark.parametrize("units", [1, 2, 3])
+@pytest.mark.parametrize("keeps_kv", [False, True])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_any_number_of_units_will_do(units: int, keeps_kv: bool, staleness: int) -> None:
+    sketch = load("sketch")
+    engine = sketch.engine.model_copy(update={"units": units, "switch_keeps_kv": keeps_kv})
+    workload = sketch.model_copy(update={"engine": engine})
+    assert 0 < simulate_own(workload, own_setup(workload, staleness), 0).of_limit <= 1.1
+
+
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pictures = draw_schedules(tmp_path)
     assert len(pictures) == 5

@@ -1,3 +1,4 @@
+import re
 import statistics
 from pathlib import Path
 
@@ -103,6 +104,23 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, old: str, new: str, 
     assert message.startswith(f"{file}: ")
     assert complaint in message
     assert "\n" not in message
+
+
+def test_a_file_may_say_only_what_differs(w1: Workload, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "bare"\n[engine]\nunits = 4\n', encoding="utf-8")
+    mine = workload.load(str(file))
+    assert mine.reward.mean == 4.0
+    assert mine.engine == w1.engine.model_copy(update={"units": 4})
+    for line, complaint in (
+        ('base = "w11"', "no workload 'w11'; did you mean 'w1'"),
+        ("base = 1", 'base = 1: give the name of a workload that ships, such as "w1"'),
+        ('base = "w1"\n[engine]\nunit = 4', "unknown key 'engine.unit'; did you mean 'units'?"),
+        ('base = "w1"\nengine = 3', "engine = 3: input should be a valid dictionary"),
+    ):
+        file.write_text(line, encoding="utf-8")
+        with pytest.raises(ConfigError, match=re.escape(complaint)):
+            workload.load(str(file))
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
