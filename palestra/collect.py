@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from palestra import agent
@@ -68,12 +69,17 @@ class Collector:
     _prepared: set[str] = field(default_factory=set)
     _preparing: dict[str, asyncio.Lock] = field(default_factory=dict)
 
+    @cached_property
+    def _evaluation_dispatcher(self) -> Dispatcher:
+        """One for all evaluations, those side by side too. Training has its own, which may be full of runtimes that wait for the
+        next policy."""
+        return self.make_dispatcher()
+
     @asynccontextmanager
     async def trajectories(
         self, tasks: Sequence[AnyTask], samples: int, phase: Phase, step: int, sampling: Sampling, *, again: bool = False
     ) -> AsyncIterator[AsyncIterator[Trajectory]]:
-        """So many attempts at each task, in the order in which they finish. Evaluation, with a dispatcher of its own: training
-        may have filled the other one with runtimes that wait for the next policy."""
+        """So many attempts at each task, in the order in which they finish."""
         await self._prepare(tasks)
         # In training a failed evaluation stays what it was, since the weights have moved on.
         recorded = self.ledger.finished(phase, step, failed=not again)
@@ -93,7 +99,7 @@ class Collector:
 
         async with (
             aclosing(attempts()) as source,
-            self.make_dispatcher().stream(source) as stream,
+            self._evaluation_dispatcher.stream(source) as stream,
             aclosing(finished(stream)) as trajectories,
         ):
             yield trajectories

@@ -377,6 +377,14 @@ async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger
     assert {row.key.task_id for row in ledger.trajectories()} == {"task-0"}
 
 
+async def test_evaluations_side_by_side_keep_to_the_limits_together(collector: Collector) -> None:
+    diary = Diary()
+    collector.make_dispatcher = lambda: Bounded(3)
+    await evaluate_both(collector, tasks(6, diary=diary), 2, 0, Sampling(), greedy=True)
+    assert diary.most_open == 3
+    assert diary.open == 0
+
+
 # Preparing
 
 
