@@ -377,7 +377,7 @@ def test_the_config_says_which_dispatcher_and_its_limits() -> None:
                 Stream,
                 {"_init": 1, "_run": 2, "_rewards": 3, "_runtimes": 9, "_kv": 500},
             ),
-            (StreamDispatch(kind="stream", init=4, run=6), Stream, {"_runtimes": 10, "_kv": 1000}),
+            (StreamDispatch(kind="stream", init=4, run=6), Stream, {"_runtimes": 10, "_kv": 4000}),
         ]
     )
     for section, kind, sizes in cases:

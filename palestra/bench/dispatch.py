@@ -14,20 +14,20 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
-from palestra.dispatch.stream import Stream
+from palestra import dispatch
+from palestra.config import StreamDispatch
 from palestra.errors import UsageError, where_it_failed
 from palestra.lab.ceiling import ceiling, generation_seconds
-from palestra.lab.cluster import Elastic, balance
+from palestra.lab.cluster import Elastic, Policy, balance
 from palestra.lab.own import Setup, simulate_own
 from palestra.lab.published import batch, bounded, pipeline
 from palestra.lab.simulation import Figures, simulate_published
 from palestra.lab.workload import Workload, load
+from palestra.protocols import Capacity
 from palestra.taskset import find_object
 
 SWEEP_STEPS = 4
 """Steps over which each setting of the published pipeline is tried; the best one then runs them all."""
-
-KV_BUDGET = 1.8
 
 PIECE = 256
 """Tokens of a reply for which stream's sampler keeps room at a time, as the embedded one does."""
@@ -83,18 +83,26 @@ class _Own:
 
 
 def own_setup(workload: Workload, staleness: int, piece: int = PIECE) -> Setup:
-    """Stream as one would configure it for this workload: as many inits and rewards at once as have a processor. Strictly
-    on-policy, all runs of a step are admitted, and units turn to training as runs end. With staleness, some units always train,
-    and runs are admitted up to the KV of the others."""
-    init, reward = (max(1, int(stage.capacity)) for stage in (workload.init, workload.reward))
+    """Stream as one would configure it for this workload: as many inits and rewards at once as have a processor, and runs as the
+    KV budget admits them. Strictly on-policy, units turn to training as runs end; with staleness, some units always train."""
     rollouts = workload.batch.tasks * workload.batch.samples
+    section = StreamDispatch(
+        kind="stream",
+        init=max(1, int(workload.init.capacity)),
+        run=rollouts,
+        reward=max(1, int(workload.reward.capacity)),
+        runtimes=rollouts if staleness else rollouts * 3 // 2,
+    )
+    capacity = Capacity(workload.engine.units * workload.engine.kv_tokens)
     if staleness == 0:
-        return Setup(lambda: Stream(init, rollouts, reward, rollouts * 3 // 2), Elastic, 0, piece)
-    generation = generation_seconds(workload, workload.draw(0, 0), piece)
-    generating = workload.engine.units - balance(workload, generation).training
-    # A context is half as long on average as at its end, and some wait for tools.
-    run = min(rollouts, int(KV_BUDGET * generating * workload.engine.kv_tokens / (workload.context.end / 2)))
-    return Setup(lambda: Stream(init, run, reward, rollouts), lambda: balance(workload, generation), staleness, piece)
+        policy: Callable[[], Policy] = Elastic
+    else:
+        generation = generation_seconds(workload, workload.draw(0, 0), piece)
+
+        def policy() -> Policy:
+            return balance(workload, generation)
+
+    return Setup(lambda: dispatch.make(section, capacity), policy, staleness, piece)
 
 
 def find_outside(where: str) -> Any:

@@ -58,8 +58,9 @@ class StreamDispatch(_Dispatch):
     """Rollouts in their reward at once."""
     runtimes: PositiveInt | None = None
     """Runtimes open at once, prewarmed ones included; init + run when not given."""
-    kv_share: Annotated[FiniteFloat, Field(gt=0)] = 1.0
-    """Runs are admitted while all their contexts, at full length, are at most this share of the sampler's KV tokens."""
+    kv_share: Annotated[FiniteFloat, Field(gt=0, le=1000)] = 4.0
+    """Runs are admitted while all their contexts, at full length, are at most so many times the sampler's KV tokens: few are that
+    long at the same time, and where KV is short nevertheless, the sampler lets some wait."""
 
 
 AnyDispatch = BatchDispatch | BoundedDispatch | PipelineDispatch | StreamDispatch

@@ -261,10 +261,11 @@ class Balance:
         return units - self.training if self.begun and not self.ending else units
 
 
-def balance(work: workload.Workload, generation_seconds: float) -> Balance:
+def balance(work: workload.Workload, generation_seconds: float) -> Policy:
     """As many units as training keeps busy for certain, where generation takes so long on all units, and one more from a quarter
-    of a batch down to one sixteenth. Of two units, and of a single one, none always trains."""
+    of a batch down to one sixteenth. One or two units take turns instead."""
     units, tasks, training_seconds = work.engine.units, work.batch.tasks, work.training.seconds
-    busy = int(units * training_seconds / (training_seconds + generation_seconds))
-    training = max(0, min(max(1, busy), units - 2))
+    if units < 3:
+        return Elastic()
+    training = min(max(1, int(units * training_seconds / (training_seconds + generation_seconds))), units - 2)
     return Balance(training, pile=max(1, tasks // 4), few=tasks // 16)
