@@ -3,15 +3,18 @@
 import argparse
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from palestra import environments, result_file
 from palestra.bench_verbs import add_bench
-from palestra.errors import PalestraError, UsageError
+from palestra.errors import PalestraError, Terminated, UsageError
 
 OVERRIDES = "section.key=value: overrides a key of the config, such as training.steps=4"
 
@@ -25,15 +28,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides.append(word)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result_file.check(getattr(options, "json", None))
-        code: int = options.verb(options)
+        with _terminable():
+            result_file.check(getattr(options, "json", None))
+            code: int = options.verb(options)
     except UsageError as error:
         return _complain(error, 2)
     except PalestraError as error:
         return _complain(error, 1)
+    except Terminated:
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     return code
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A scheduler that stops us by SIGTERM leaves time to close what is open; by default it would be left behind."""
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(error: PalestraError, code: int) -> int:

@@ -62,6 +62,10 @@ class InfrastructureError(PalestraError):
     """A sandbox, server or disk failed under a rollout. The rollout may be tried again, and never counts as reward 0."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: stop at once, as by Ctrl-C, but close everything first."""
+
+
 def cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """One error of a task group, to raise in its place: the others were cancelled because of it."""
     error = errors.exceptions[0]

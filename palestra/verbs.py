@@ -123,21 +123,24 @@ def _aside(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _draining() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for a clean stop; the second one insists."""
-    asked = False
+    """The first Ctrl-C asks for a clean stop; the second one insists. Further ones wait: what is open is being closed."""
+    times = 0
 
     def ask(*_: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal times
+        times += 1
+        if times == 1:
+            sys.stderr.write("\nstopping: what is under way is finished and saved. Ctrl-C again stops at once\n")
+        elif times == 2:
             raise KeyboardInterrupt
-        asked = True
-        sys.stderr.write("\nstopping: what is under way is finished and saved. Ctrl-C again stops at once\n")
+        else:
+            sys.stderr.write("\nclosing what is open; kill -9 would leave it behind\n")
 
     if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
         yield lambda: False
         return
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield lambda: asked
+        yield lambda: times > 0
     finally:
         signal.signal(signal.SIGINT, before)

@@ -21,7 +21,9 @@ pytest.importorskip("torch")
 STEPS, GROUPS, SAMPLES = 4, 2, 3
 
 TASK = '''
+import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 from palestra import Finish, Task, user
 
 def finish(answer: str) -> Finish:
@@ -44,7 +46,28 @@ class Luck(Task):
     async def solve(self, env):
         return "ok"
 
+@dataclass(frozen=True)
+class Guarded(Luck):
+    """It says when its runtime opens and closes, and takes a while for it; its reward takes for ever."""
+
+    async def setup(self, stack):
+        say("open")
+        stack.push_async_callback(self.close)
+
+    async def close(self):
+        await asyncio.sleep(0.5)
+        say("close")
+
+    async def score(self, artifact, trajectory, stack):
+        await self.setup(stack)
+        await asyncio.sleep(1e6)
+
+def say(what):
+    with open(Path(__file__).with_name("said"), "a") as file:
+        file.write(what + "\\n")
+
 train = [Luck(f"train-{i}") for i in range(5)]
+guarded = [Guarded(f"guarded-{i}") for i in range(5)]
 heldout = [Luck(f"heldout-{i}") for i in range(3)]
 '''
 
@@ -227,6 +250,21 @@ def test_ctrl_c_drains_and_saves_and_the_run_goes_on(config: Path) -> None:
     assert_complete(run)
     after = read(run)
     assert all(after[key][1] == trajectory for key, (_, trajectory) in before.items())
+
+
+@pytest.mark.parametrize(("signals", "code"), [([signal.SIGTERM] * 2, 143), ([signal.SIGINT] * 4, 130)], ids=["term", "int"])
+def test_whoever_insists_waits_until_everything_is_closed(config: Path, signals: list[signal.Signals], code: int) -> None:
+    said = config.parent / "said"
+    process = palestra("train", config, "tasks.train=task:guarded", "evaluation.tasks=1", "evaluation.greedy=false")
+    while process.poll() is None and not (said.exists() and said.read_text().count("close") >= GROUPS * SAMPLES):
+        time.sleep(0.05)  # their runs are over, and their rewards have begun
+    for each in signals:
+        process.send_signal(each)
+        time.sleep(0.1)
+    ended, _, err = finish(process)
+    assert ended == code, err
+    assert "Traceback" not in err
+    assert said.read_text().count("open") == said.read_text().count("close") > GROUPS * SAMPLES
 
 
 def test_a_control_with_shuffled_rewards_runs(config: Path) -> None:
