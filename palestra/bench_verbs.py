@@ -82,14 +82,17 @@ def _dispatch(options: argparse.Namespace) -> int:
         seeds = [0, 1, 2] if options.seeds is None else [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         seeds = []
-    if not seeds or min(seeds) < 0:
-        raise UsageError(f"--seeds {options.seeds}: give whole numbers from 0 on, separated by commas, such as 0,1,2")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {options.seeds}: give different whole numbers from 0 on, separated by commas, such as 0,1,2")
     for name, value in (("steps", options.steps), ("piece", options.piece)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value}: give 1 or more")
     piece = PIECE if options.piece is None else options.piece
     workload = "w1" if options.workload is None else options.workload
-    result_file.write(options.json, bench_dispatch(console, workload, seeds, options.dispatcher, options.steps, piece))
+    race = bench_dispatch(console, workload, seeds, options.dispatcher, options.steps, piece)
+    result_file.write(options.json, race.rows)
+    if race.fault is not None:
+        raise race.fault
     return 0
 
 

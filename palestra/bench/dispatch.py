@@ -1,7 +1,9 @@
 """The scheduler lab's race: published schedules and our own over one workload, on a virtual clock, against the physical limit."""
 
 import asyncio
+import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -44,6 +46,14 @@ class Entry:
     staleness: int
     run: Callable[[Workload, int, int], Figures]
     """Workload, seed, steps."""
+
+
+@dataclass(frozen=True)
+class Race:
+    rows: list[dict[str, Any]]
+    """One for each schedule and seed."""
+    fault: UsageError | None = None
+    """Why the outside dispatcher has none."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +119,16 @@ def find_outside(where: str) -> Any:
     """The function of `FILE:function`."""
     file, colon, function = where.rpartition(":")
     path = Path(file)
-    if not colon or path.suffix != ".py" or not path.is_file():
+    if not colon or not function or path.suffix != ".py" or not path.is_file():
         raise UsageError(f"--dispatcher {where}: write FILE:function, with the path of a .py file that is there")
-    found = find_object(f"{path.stem}:{function}", path.parent, "--dispatcher")
+    if "." in path.stem:
+        raise UsageError(f"--dispatcher {where}: a module's name has no dot; rename the file")
+    try:
+        found = find_object(f"{path.stem}:{function}", path.parent, "--dispatcher")
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the user can mend it
+        raise UsageError(f"--dispatcher {where}: {where_it_failed(error)}") from None
     if not callable(found):
         raise UsageError(f"--dispatcher {where}: {function} is {type(found).__name__}, not a function")
     return found
@@ -124,8 +141,8 @@ def bench_dispatch(
     outside: str | None,
     steps: int | None = None,
     piece: int = PIECE,
-) -> list[dict[str, Any]]:
-    """Race all schedules over the workload, print the table, and return a row for each schedule and seed."""
+) -> Race:
+    """Race all schedules over the workload, and print the tables."""
     workload = load(workload_name)
     count = workload.batch.steps if steps is None else steps
     if outside is not None:
@@ -140,20 +157,27 @@ def bench_dispatch(
         entries = [*_entries(best, piece), *([Entry(outside, 0, _Outside(outside))] if outside else [])]
         running = [(entry, seed, pool.submit(entry.run, workload, seed, count)) for entry in entries for seed in seeds]
         results: dict[tuple[str, int], tuple[Entry, Figures]] = {}
+        fault = None
         for entry, seed, future in running:
-            figures = future.result()
+            try:
+                figures = future.result()
+            except UsageError as error:  # the outside dispatcher's, whose other seeds are of no use then
+                fault = error
+                break
             results[entry.name, seed] = entry, figures
             console.print(_line(entry, seed, figures))
+        if fault is not None:
+            results = {(name, seed): result for (name, seed), result in results.items() if name != outside}
         rows = [_row(entry, seed, figures, results) for (_, seed), (entry, figures) in results.items()]
         console.print(_table(rows))
         console.print(_unit_time_table(rows))
-    ceilings = [ceiling(workload, seed, piece) for seed in seeds]
+    ceilings = [ceiling(workload, seed, piece, count) for seed in seeds]
     console.print(
         f"with replies in pieces of {piece} tokens, no schedule can exceed "
         f"{fmean(each.bound for each in ceilings):.3f} of the limit, which counts publishing on all units; with tools that take "
         f"their time, {fmean(each.with_tools for each in ceilings):.3f} is left where all of the engine's steps are equally long"
     )
-    return rows
+    return Race(rows, fault)
 
 
 def _limits(workload: Workload, seed: int, steps: int) -> str:
@@ -175,11 +199,27 @@ def _line(entry: Entry, seed: int, figures: Figures) -> str:
 
 @contextmanager
 def _processes() -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(os.cpu_count())
+    pool = ProcessPoolExecutor(os.cpu_count(), initializer=_end_with_parent)
     try:
         yield pool
-    finally:  # whoever interrupts it does not wait for what has not begun
+    except BaseException:  # nobody waits any more for what has begun
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A process that is killed cannot end those that work for it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _entries(best: _Published, piece: int) -> list[Entry]:

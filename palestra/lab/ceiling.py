@@ -50,13 +50,12 @@ class _Calls:
     next_reserve: Column
 
 
-def ceiling(workload: Workload, seed: int, piece: int | None = None) -> Ceiling:
-    """With replies that reserve KV for so many tokens at a time, or whole."""
-    steps = [workload.draw(seed, step) for step in range(workload.batch.steps)]
+def ceiling(workload: Workload, seed: int, piece: int | None = None, count: int | None = None) -> Ceiling:
+    """Of the workload's steps, or so many, with replies that reserve KV for so many tokens at a time, or whole."""
+    count = workload.batch.steps if count is None else count
+    steps = [workload.draw(seed, step) for step in range(count)]
     limit = sum(workload.limits(jobs).step for jobs in steps)
-    training, publishing = (
-        workload.batch.steps * seconds for seconds in (workload.training.seconds, workload.training.publish_seconds)
-    )
+    training, publishing = (count * seconds for seconds in (workload.training.seconds, workload.training.publish_seconds))
     calls = _calls(workload, chain.from_iterable(steps), piece)
     free = _generation(workload.engine, replace(calls, wait=np.zeros_like(calls.wait)), 0.0)
     generation = _with_tools(workload, calls)

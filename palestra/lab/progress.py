@@ -4,6 +4,7 @@ Pools, the engine and training are each one of these; nothing is computed betwee
 
 import asyncio
 import heapq
+import math
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -14,6 +15,9 @@ Mark = tuple[float, int]
 
 NEAR = 1e-6
 """What is this close to its mark is there: timers and sums are exact only to about a nanosecond."""
+
+ROUNDINGS = 8
+"""Or as close as so many roundings of the counter and of the clock, which count for more when either is very far."""
 
 
 class Progress(Generic[T]):
@@ -58,8 +62,9 @@ class Progress(Generic[T]):
 
     def due(self) -> Iterator[T]:
         """What has reached its mark, taken off, the nearest mark first."""
-        marks = self._marks
-        while marks and (marks[0][0] <= self._count + NEAR or marks[0][1] in self._dropped):
+        marks, rounding = self._marks, math.ulp(self._count) + self._rate * math.ulp(self._as_of)
+        reached = self._count + max(NEAR, ROUNDINGS * rounding)
+        while marks and (marks[0][0] <= reached or marks[0][1] in self._dropped):
             _, number, thing = heapq.heappop(marks)
             if number in self._dropped:
                 self._dropped.remove(number)

@@ -3,7 +3,7 @@ it is measured in samples an hour.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -141,12 +141,27 @@ async def _published(workload: Workload, schedule: Schedule, cfg: Settings, seed
             task: {sample: Member(job, world, task * samples + sample) for sample, job in enumerate(group)}
             for task, group in enumerate(jobs)
         }
+        all_members = [member for group in members.values() for member in group.values()]  # it may empty what it is given
         world.cluster.coming += tasks * samples
-        await schedule(settings, members, "initialize", "run", "evaluate")
-        _require_all([member for group in members.values() for member in group.values()], step)
+        await _in_time(schedule(settings, members, "initialize", "run", "evaluate"), workload.one_by_one(jobs), step)
+        _require_all(all_members, step)
         await world.cluster.train(workload.training.seconds)
         await world.cluster.publish()
     return world.figures(steps * tasks * samples, limits)
+
+
+async def _in_time(scheduled: Awaitable[None], one_by_one: float, step: int) -> None:
+    """One that looks again and again whether something has happened would do so for ever."""
+    try:
+        async with asyncio.timeout(2 * one_by_one) as limit:
+            await scheduled
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise UsageError(
+            f"it had not returned from step {step} after {2 * one_by_one:.0f} s of virtual time, in half of which all "
+            "trajectories could have gone through their stages one after the other"
+        ) from None
 
 
 def _require_all(members: Sequence[Member], step: int) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import pydantic
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from palestra.config.section import Section, read_toml, validated
 from palestra.errors import ConfigError, nearest
@@ -21,6 +21,15 @@ FOLDER = Path(__file__).parent / "workloads"
 
 MOST_TURNS = 10_000_000
 """Of one step: they are drawn all at once."""
+
+
+# What is far beyond these cannot be told from a mistake, and the clock would take too long to get there.
+Count = Annotated[int, Field(gt=0, le=10**9)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=1e6)]
+Rate = Annotated[float, Field(ge=0.01, le=1e9)]
+Median = Annotated[float, Field(gt=0, le=1e9)]
+Sigma = Annotated[float, Field(ge=0, le=10)]
 
 
 class Quantities(Section):
@@ -32,80 +41,80 @@ class Quantities(Section):
 class Batch(Quantities):
     """What one training step consumes."""
 
-    tasks: PositiveInt
-    samples: PositiveInt
-    steps: PositiveInt
+    tasks: Count
+    samples: Count
+    steps: Count
 
 
 class Turns(Quantities):
     """Turns of a trajectory, were its context endless: a lognormal over tasks times one over samples."""
 
-    median: PositiveFloat
-    task_sigma: NonNegativeFloat
-    sample_sigma: NonNegativeFloat
-    least: PositiveInt
-    most: PositiveInt
+    median: Median
+    task_sigma: Sigma
+    sample_sigma: Sigma
+    least: Count
+    most: Count
 
 
 class Tokens(Quantities):
     """Tokens a turn: a lognormal, clipped."""
 
-    median: PositiveFloat
-    sigma: NonNegativeFloat
-    least: PositiveInt
-    most: PositiveInt
+    median: Median
+    sigma: Sigma
+    least: Count
+    most: Count
 
 
 class Context(Quantities):
-    start: PositiveInt
+    start: Count
     """Tokens of the first prompt."""
-    end: PositiveInt
+    end: Count
     """Tokens at which a trajectory ends."""
 
 
 class Tools(Quantities):
     """Seconds a tool takes: one of two lognormals, clipped."""
 
-    median: PositiveFloat
-    sigma: NonNegativeFloat
+    median: Seconds
+    sigma: Sigma
     slow_share: Annotated[float, Field(ge=0, le=1)]
-    slow_median: PositiveFloat
-    slow_sigma: NonNegativeFloat
-    most: PositiveFloat
+    slow_median: Seconds
+    slow_sigma: Sigma
+    most: Seconds
 
 
 class Init(Quantities):
     """Seconds of work to open a runtime (lognormal), and how many such works run at full speed at once."""
 
-    mean: PositiveFloat
-    sigma: NonNegativeFloat
-    capacity: PositiveFloat
+    mean: Seconds
+    sigma: Sigma
+    capacity: Rate
 
 
 class Reward(Quantities):
     """Seconds of work to judge a result: a lognormal over tasks times one over samples, and how many run at full speed."""
 
-    mean: PositiveFloat
-    task_sigma: NonNegativeFloat
-    sample_sigma: NonNegativeFloat
-    capacity: PositiveFloat
+    mean: Seconds
+    task_sigma: Sigma
+    sample_sigma: Sigma
+    capacity: Rate
 
 
 class Engine(Quantities):
     """Units that generate in step with each other, with the sequences spread evenly over them."""
 
-    units: PositiveInt
-    step_seconds: PositiveFloat
+    units: Count
+    step_seconds: Seconds
     """What a step takes before any sequence is in it."""
-    decode_seconds: NonNegativeFloat
+    decode_seconds: SecondsOrNone
     """What each decoding sequence on a unit adds."""
-    prefill_rate: PositiveFloat
+    prefill_rate: Rate
     """Tokens a unit prefills in a second."""
-    prefill_chunk: PositiveInt
+    prefill_chunk: Count
     """Tokens that a prefilling sequence advances in a step."""
     whole_chunks: bool = False
     """Whether the last tokens of a prefill take a whole step, however few they are, and not their share of one."""
-    kv_tokens: PositiveInt
+    kv_tokens: Count
     """Tokens whose keys and values one unit holds."""
     switch_keeps_kv: bool
     """Whether a unit that trains for a while keeps its keys and values; then the others read them meanwhile."""
@@ -125,9 +134,9 @@ class Engine(Quantities):
 
 
 class Training(Quantities):
-    seconds: PositiveFloat
+    seconds: Seconds
     """The gradients of one batch, with all units at work."""
-    publish_seconds: NonNegativeFloat
+    publish_seconds: SecondsOrNone
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +274,10 @@ class Workload(Quantities):
             step=gpu + self.training.seconds + self.training.publish_seconds,
         )
 
+    def one_by_one(self, jobs: Sequence[Sequence[Job]]) -> float:
+        """Seconds that they take one after the other."""
+        return sum(self._alone(job) for group in jobs for job in group)
+
     @property
     def spared_tokens(self) -> float:
         """What each attempt need not prefill or hold, where attempts at one task share their prompt and are all resident."""
@@ -283,7 +296,8 @@ class Workload(Quantities):
         for turn, spared in zip(job.turns, chain([self.shared_tokens], repeat(0)), strict=False):
             steps = engine.prefill_steps(turn.new_tokens - spared)
             run += steps * prefill + turn.output_tokens * decode + turn.tool_seconds
-        return job.init_seconds + run + job.reward_seconds
+        init, reward = (min(1.0, stage.capacity) for stage in (self.init, self.reward))
+        return job.init_seconds / init + run + job.reward_seconds / reward
 
 
 def _tokens(tokens: Tokens, normal: NDArray[np.float64]) -> NDArray[np.int_]:

@@ -54,6 +54,29 @@ def test_any_number_of_units_will_do(units: int, keeps_kv: bool, staleness: int)
     assert 0 < simulate_own(workload, own_setup(workload, staleness), 0).of_limit <= 1.1
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("init", "mean", 1e6),
+        ("init", "capacity", 0.01),
+        ("reward", "mean", 1e6),
+        ("engine", "step_seconds", 1e6),
+        ("engine", "decode_seconds", 1e6),
+        ("engine", "prefill_rate", 0.01),
+        ("training", "seconds", 1e6),
+        ("training", "publish_seconds", 1e6),
+        ("tools", "slow_sigma", 10.0),
+    ],
+)
+def test_times_that_are_lost_in_rounding_hold_up_nothing(section: str, key: str, value: float) -> None:
+    sketch = load("sketch")
+    parts = getattr(sketch, section).model_copy(update={key: value})
+    workload = sketch.model_copy(update={section: parts})
+    for staleness in (0, 1):
+        assert simulate_own(workload, own_setup(workload, staleness), 0).of_limit > 0
+    assert simulate_published(workload, pipeline, {"max_parallel_agents": 8}, 0).of_limit > 0
+
+
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pictures = draw_schedules(tmp_path)
     assert len(pictures) == 5

@@ -1,7 +1,12 @@
 """The race of `palestra bench dispatch`, on a workload that is small enough for a test, and its account of overhead."""
 
 import io
+import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +58,9 @@ def test_every_schedule_has_a_row_for_each_seed_and_the_table_fits_80_columns(sm
     (tmp_path / "mine.py").write_text(ONE_BY_ONE)
     mine = f"{tmp_path}/mine.py:dispatch"
     printed = io.StringIO()
-    rows = bench_dispatch(Console(file=printed, width=80), small, [0, 1], mine)
+    race = bench_dispatch(Console(file=printed, width=80), small, [0, 1], mine)
+    rows = race.rows
+    assert race.fault is None
     assert all(list(row) == KEYS for row in rows)
     published = ["bounded_96", "batch", "pipeline_96", "pipeline_288", "pipeline_best"]
     assert [(row["schedule"], row["seed"]) for row in rows] == [
@@ -85,9 +92,12 @@ def test_a_dispatcher_that_is_not_there_is_named_before_anything_runs(small: str
         ("return", "6 of 6 trajectories that did not go through init, run and reward once each, such as one with none of them"),
         ("[await s.initialize() for t in trajectories.values() for s in t.values()]", "such as one with init"),
         ("cfg['nothing']", "KeyError: 'nothing' (dispatch, line 3)"),
-        ("await asyncio.Event().wait()", "nothing left to wait for"),
+        ("await asyncio.Event().wait()", "it had not returned from step 0 after"),
         ("raise SystemExit(0)", "SystemExit: 0 (dispatch, line 3)"),
         ("raise asyncio.CancelledError", "CancelledError"),
+        ("trajectories.clear()", "6 of 6 trajectories that did not go through init, run and reward"),
+        ("while True: await asyncio.sleep(100)", "it had not returned from step 0 after"),
+        ("await asyncio.sleep(float('inf'))", "it had not returned from step 0 after"),
     ],
 )
 def test_a_dispatcher_that_fails_or_leaves_something_out_is_named(small: str, tmp_path: Path, body: str, complaint: str) -> None:
@@ -97,6 +107,64 @@ def test_a_dispatcher_that_fails_or_leaves_something_out_is_named(small: str, tm
         bench_dispatch(Console(file=io.StringIO()), small, [0], f"{tmp_path}/mine.py:dispatch")
     assert str(raised.value).startswith(f"--dispatcher {tmp_path}/mine.py:dispatch: ")
     assert complaint in str(raised.value)
+
+
+def test_one_that_fails_in_a_later_step_costs_the_others_nothing(small: str, tmp_path: Path) -> None:
+    later = ONE_BY_ONE.replace(
+        "    for samples", "    global steps\n    steps += 1\n    assert steps < 3, 'no more'\n    for samples"
+    )
+    (tmp_path / "mine.py").write_text("steps = 0" + later)
+    where, rows = f"{tmp_path}/mine.py:dispatch", tmp_path / "rows.json"
+    words = ["bench", "dispatch", "--workload", small, "--seeds", "0", "--dispatcher", where, "--json", str(rows)]
+    ended = subprocess.run([sys.executable, "-m", "palestra", *words], check=False, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == f"palestra: --dispatcher {where}: AssertionError: no more (dispatch, line 5)\n"
+    assert [row["schedule"] for row in json.loads(rows.read_text())][-1] == "stream_stale"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "function", "complaint"),
+    [
+        ("mine.py", "def dispatch(", "dispatch", "SyntaxError: '(' was never closed"),
+        ("mine.py", "import nothing_of_this_name", "dispatch", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("mine.py", "1 / 0", "dispatch", "ZeroDivisionError: division by zero (<module>, line 1)"),
+        ("mine.py", "", "", "write FILE:function"),
+        ("my.own.py", "", "dispatch", "a module's name has no dot"),
+    ],
+)
+def test_a_file_that_is_no_module_is_named(
+    small: str, tmp_path: Path, name: str, text: str, function: str, complaint: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        bench_dispatch(Console(file=io.StringIO()), small, [0], f"{tmp_path / name}:{function}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_race_that_is_stopped_leaves_no_process(how: signal.Signals) -> None:
+    race = subprocess.Popen(
+        [sys.executable, "-m", "palestra", "bench", "dispatch"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    children: list[str] = []
+    while len(children) < 2:
+        time.sleep(0.1)
+        children = Path(f"/proc/{race.pid}/task/{race.pid}/children").read_text().split()
+    race.send_signal(how)
+    _, said = race.communicate(timeout=30)
+    assert race.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9, signal.SIGINT: 130}[how]
+    assert said == b""
+    until = time.monotonic() + 10
+    while any(map(alive, children)):
+        assert time.monotonic() < until, "its processes have outlived it"
+        time.sleep(0.1)
+
+
+def alive(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_overhead_is_told_as_ratios(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,8 @@ def test_every_workload_that_ships_can_be_read() -> None:
         ("least = 4", "least = 51", "turns.least = 51 is more than turns.most = 50"),
         ("most = 50", "most = 1000000000", "= 512000000000 turns a step; the lab plays at most 10000000 of them"),
         ("mean = 80.0", "mean = inf", "init.mean = inf: input should be a finite number"),
+        ("mean = 80.0", "mean = 1e10", "init.mean = 10000000000.0: input should be less than or equal to 1000000"),
+        ("sigma = 0.5", "sigma = 1e200", "init.sigma = 1e+200: input should be less than or equal to 10"),
         ("[batch]", "[batch", "not valid TOML"),
     ],
 )
