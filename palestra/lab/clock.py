@@ -3,33 +3,41 @@ Hours of sleeping take seconds, and come out the same every time. Sockets and th
 """
 
 import asyncio
+import math
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    def __init__(self) -> None:
+    """In the place of waiting until the next timer, it calls `jump`."""
+
+    def __init__(self, jump: Callable[[], None]) -> None:
         super().__init__()
-        self.now = 0.0
+        self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("nothing left to wait for: every task waits for another one, and no timer is set")
-        self.now += max(timeout, 0.0)
+        if timeout > 0:  # which is a day at most, however far the timer
+            self._jump()
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
-        self._clock_resolution = 1e-6  # the real clock's is lost in rounding after some months: a timer would never be due
+        self._now = 0.0
+        super().__init__(_Jumping(self._jump))
 
     def time(self) -> float:
-        return self._jumping.now
+        return self._now
+
+    def _jump(self) -> None:
+        self._now = self._scheduled[0].when()  # type: ignore[attr-defined]
+        # What is this near is due; the real clock's resolution would be lost in rounding after some months.
+        self._clock_resolution = max(1e-6, 2 * math.ulp(self._now))
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
