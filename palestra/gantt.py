@@ -53,7 +53,7 @@ def draw(step: Step, picture: Path) -> None:
     handles = [Patch(color=colour, label=what) for what, colour in _COLOURS.items() if what in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=11, frameon=False)
     try:
-        figure.savefig(picture, dpi=120)
+        figure.savefig(picture, dpi=120, format=picture.suffix.removeprefix(".") or "png")
     except OSError as error:
         raise UsageError(f"{picture}: {error.strerror}") from None
     except ValueError as error:  # a suffix that is no picture's

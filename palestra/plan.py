@@ -4,6 +4,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def plan(run: Path, picture: Path | None = None) -> Plan:
         notes=list(recording.notes),
         picture=str(picture) if picture is not None else None,
     )
-    made.notes.extend(_doubts(made, model))
+    made.notes.extend(_doubts(made, model, _most_calls(recording)))
     return made
 
 
@@ -123,7 +124,14 @@ def _limits(section: AnyDispatch) -> dict[str, int]:
             return {"init": section.init, "run": section.run, "reward": section.reward}
 
 
-def _doubts(made: Plan, model: Model) -> Iterator[str]:
+def _most_calls(recording: Recording) -> int:
+    """Sampler calls under way at once, at the most."""
+    calls = [call.time for rollout in recording.rollouts for call in rollout.calls]
+    ends = sorted([(start, 1) for start, _ in calls] + [(end, -1) for _, end in calls])
+    return max(accumulate((change for _, change in ends), initial=0))
+
+
+def _doubts(made: Plan, model: Model, most_calls: int) -> Iterator[str]:
     if made.retried:
         yield f"{made.retried} rollouts were tried again; only their last attempt is replayed"
     if abs(made.error) > TOLERANCE:
@@ -133,6 +141,8 @@ def _doubts(made: Plan, model: Model) -> Iterator[str]:
         yield f"sampler calls are off by {sampler.off:.0%} from what tokens and crowd explain: savings there are rough"
     if not sampler.varied:
         yield "the number of sampler calls under way hardly varied, so what more runs at once would bring is a guess"
+    elif any(each.change.startswith(("dispatch", "staleness")) for each in made.what_if):
+        yield f"never more than {most_calls} sampler calls went at once: what changes save that let more go is a guess"
 
 
 # --- where the time went -------------------------------------------------------------------------------------------

@@ -269,6 +269,8 @@ class _within:
             await self._limit.__aexit__(*error)
         except TimeoutError:
             raise TimeoutError(self._complaint) from None
+        if self._limit.expired() and error[0] is None:  # it was told, and went on to its end
+            raise TimeoutError(self._complaint)
 
 
 def _may_be_tried_again(failure: Failure) -> bool:

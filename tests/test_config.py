@@ -94,6 +94,10 @@ def complaint(values: dict[str, Any]) -> str:
         ({"dispatch": {"kind": "bounded", "slotz": 3}}, "unknown key 'dispatch.slotz'; did you mean 'slots'?"),
         ({"dispatch": {"kind": "stream", "run": 0}}, "dispatch.run = 0: input should be greater than 0"),
         ({"dispatch": {"kind": "stream", "runtimes": 0}}, "dispatch.runtimes = 0: input should be greater than 0"),
+        (
+            {"agent": {"context": 480}, "backend": {"kind": "torch", "kv_tokens": 479}},
+            "backend.kv_tokens = 479 does not hold one context of agent.context = 480 tokens",
+        ),
         ({"dispatch": {"kind": "stream", "kv_share": 0}}, "dispatch.kv_share = 0: input should be greater than 0"),
         ({"dispatch": {"kind": "batch", "retries": -1}}, "dispatch.retries = -1: input should be greater than or equal to 0"),
         ({"dispatch": {"init_seconds": 0}}, "dispatch.init_seconds = 0: input should be greater than 0"),

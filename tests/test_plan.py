@@ -254,12 +254,14 @@ class Uneven(Sleeper):
         return 1.0 if number % 2 else score
 
 
-async def test_of_an_oversampled_step_the_groups_are_replayed_that_it_took(runs: Runs) -> None:
+@pytest.mark.parametrize("refill", [False, True])
+async def test_of_an_oversampled_step_the_groups_are_replayed_that_it_took(runs: Runs, refill: bool) -> None:
     runs.task = Uneven
-    folder = await runs.train("extra", STREAM, {"steps": 5, "oversample": 2.0})
+    folder = await runs.train("extra", STREAM, {"steps": 5, "oversample": 2.0, "refill": refill})
     steps = read(folder).steps
     assert len(steps) >= 4  # with the wrong groups half of them would seem interrupted; on a busy machine one may
     assert not all(group.gave for step in steps for group in step.groups)
+    assert all(len(step.groups) >= 3 for step in steps)
 
 
 def test_a_group_that_was_complete_before_the_step_began_was_abandoned(tmp_path: Path) -> None:
@@ -295,9 +297,10 @@ async def test_the_command_prints_draws_and_writes(runs: Runs, tmp_path: Path, c
     assert [use["resource"] for use in figures["busy"]] == ["init", "run", "sampling", "tools", "reward", "training"]
     assert {"change", "seconds", "saving"} == figures["what_if"][0].keys()
 
-    elsewhere = tmp_path / "step.svg"
-    assert await asyncio.to_thread(main, ["plan", str(folder), "--picture", str(elsewhere)]) == 0
-    assert elsewhere.exists()
+    for name in ("step.svg", "step"):
+        elsewhere = tmp_path / name
+        assert await asyncio.to_thread(main, ["plan", str(folder), "--picture", str(elsewhere)]) == 0
+        assert elsewhere.exists()
     complain = partial(asyncio.to_thread, complaint, capsys)
     assert "no such file or directory" in (await complain(folder, "--picture", str(tmp_path / "no" / "p.png"))).lower()
     assert "not supported" in await complain(folder, "--picture", str(tmp_path / "plan.tea"))

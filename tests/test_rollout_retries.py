@@ -217,6 +217,20 @@ def test_what_hangs_after_the_run_is_not_tried_again(renderer: Renderer, where: 
     assert (trajectory.failure, trajectory.retried, took, task.diary.open) == (failure, [], seconds, 0)
 
 
+def test_who_is_told_that_the_time_is_over_and_goes_on_is_too_late_all_the_same(renderer: Renderer) -> None:
+    class Deaf(Probe):
+        async def score(self, artifact: JSON, trajectory: Trajectory, stack: AsyncExitStack) -> float:
+            try:
+                await asyncio.sleep(FOR_EVER)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1.0)
+            return 1.0
+
+    trajectory, took = play_out(attempt(renderer, Deaf("a"), SHORT))
+    assert trajectory.failure == Failure("reward", "timeout", "score() took longer than dispatch.reward_seconds = 7")
+    assert (trajectory.reward, took) == (None, 8.0)
+
+
 def test_a_limit_within_the_task_is_its_own(renderer: Renderer) -> None:
     task = Flaky("a", breaks={"score": TimeoutError("the tests took longer than 3 s")})
     trajectory, _ = play_out(attempt(renderer, task, SHORT))

@@ -212,6 +212,9 @@ class Config(Section):
     @pydantic.model_validator(mode="after")
     def _can_be_honoured(self) -> "Config":
         refuse_what_cannot_be_honoured(self.backend, self._value_of)
+        if isinstance(self.backend, Torch) and self.backend.kv_tokens < self.agent.context:
+            kv_tokens, context = self.backend.kv_tokens, self.agent.context
+            raise ValueError(f"backend.kv_tokens = {kv_tokens} does not hold one context of agent.context = {context} tokens")
         return self
 
     def _value_of(self, key: str) -> Any:

@@ -249,9 +249,10 @@ def _steps(plan: Training, taken: Mapping[int, list[PlayedGroup]], measured: Map
     steps: list[Step] = []
     after = -inf
     for number, groups in sorted(taken.items()):
+        if plan.oversample > 1:  # then a step also settles what had ended of groups that were abandoned, in it or just before it
+            groups = [group for group in groups if len(group.rollouts) == plan.samples] or groups
         if not plan.refill:
-            # With oversampling a step also settles what had ended of groups that were abandoned, in it or just before it.
-            groups = sorted(groups, key=lambda group: (len(group.rollouts), group.gave, group.end))[-plan.groups :]
+            groups = sorted(groups, key=lambda group: (group.gave, group.end))[-plan.groups :]
         step = _step(number, groups, measured[number], after)
         steps.append(step)
         after = step.end
