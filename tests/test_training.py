@@ -308,7 +308,7 @@ def test_a_full_disk_says_so_in_one_line_and_the_run_goes_on_afterwards(config: 
 )
 def test_a_wrong_task_is_told_in_one_line(config: Path, change: tuple[str, str], expected: str | None) -> None:
     task = config.parent / "task.py"
-    task.write_text(task.read_text().replace(*change))
+    task.write_text(task.read_text().replace(*change, 1))
     code, _, err = finish(palestra("train", config, "training.steps=1"))
     if expected is None:
         assert code == 0, err
