@@ -1,18 +1,15 @@
 """The command line. What the user can mend comes out as one line and exit code 2; nothing else is caught."""
 
 import argparse
-import asyncio
 import json
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from palestra import environments, result_file
+from palestra import environments, interrupts, result_file
 from palestra.bench_verbs import add_bench
 from palestra.errors import PalestraError, Terminated, UsageError
 
@@ -28,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides.append(word)
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _terminable():
+        with interrupts.handled():
             result_file.check(getattr(options, "json", None))
             code: int = options.verb(options)
     except UsageError as error:
@@ -40,24 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return code
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """A scheduler that stops us by SIGTERM leaves time to close what is open; by default it would be left behind."""
-
-    def terminate(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(error: PalestraError, code: int) -> int:
@@ -176,7 +155,8 @@ def _factory_make(options: argparse.Namespace) -> int:
 
     names = [name for name in (options.packages or "").split(",") if name]
     console = Console(soft_wrap=True, highlight=False)
-    result_file.write(options.json, asyncio.run(verbs.make(console, options.path, names, options.each, options.seed)))
+    making = verbs.make(console, options.path, names, options.each, options.seed)
+    result_file.write(options.json, interrupts.run(making))
     return 0
 
 
@@ -184,7 +164,8 @@ def _factory_prove(options: argparse.Namespace) -> int:
     from palestra.swe.factory import verbs
 
     console = Console(soft_wrap=True, highlight=False)
-    result_file.write(options.json, asyncio.run(verbs.prove(console, options.path, options.sample, options.forged, options.seed)))
+    proof = verbs.prove(console, options.path, options.sample, options.forged, options.seed)
+    result_file.write(options.json, interrupts.run(proof))
     return 0
 
 
@@ -192,26 +173,26 @@ def _sandbox_run(options: argparse.Namespace) -> int:
     from palestra.sandbox import verbs
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    return asyncio.run(verbs.run(command, options.network, options.folder, options.seconds))
+    return interrupts.run(verbs.run(command, options.network, options.folder, options.seconds))
 
 
 def _mcp_serve(options: argparse.Namespace) -> int:
     from palestra.tools.serving import serve_folder
 
-    asyncio.run(serve_folder(options.folder, options.sandbox))
+    interrupts.run(serve_folder(options.folder, options.sandbox))
     return 0
 
 
 def _sandbox_doctor(options: argparse.Namespace) -> int:
     from palestra.sandbox import verbs
 
-    return asyncio.run(verbs.examine(Console(soft_wrap=True, highlight=False)))
+    return interrupts.run(verbs.examine(Console(soft_wrap=True, highlight=False)))
 
 
 def _sandbox_sweep(options: argparse.Namespace) -> int:
     from palestra.sandbox import verbs
 
-    return asyncio.run(verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots))
+    return interrupts.run(verbs.sweep(Console(soft_wrap=True, highlight=False), options.snapshots))
 
 
 def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:

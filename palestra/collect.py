@@ -146,6 +146,7 @@ class Collector:
         """Attempts for whoever asks, when another trainer drives. All who ask share one dispatcher. What the user has to mend
         ends the block; who waits for an attempt then waits in vain."""
         wanted: asyncio.Queue[Attempt] = asyncio.Queue(1)
+        turn = asyncio.Lock()  # attempts that are asked for together stay together, so that groups end one after the other
         promised: dict[Attempt, asyncio.Future[Trajectory]] = {}
 
         async def source() -> AsyncGenerator[Attempt, None]:
@@ -165,11 +166,12 @@ class Collector:
             recorded = {at: self.ledger.finished(*at) for at in {(key.phase, key.step) for _, key in keys}}
             open_policy = self.opener(sampling)
             promises = []
-            for task, key in keys:
-                attempt = self._attempt(task, key, recorded[key.phase, key.step], open_policy)
-                await wanted.put(attempt)
-                promised[attempt] = promise = asyncio.get_running_loop().create_future()
-                promises.append(promise)
+            async with turn:
+                for task, key in keys:
+                    attempt = self._attempt(task, key, recorded[key.phase, key.step], open_policy)
+                    await wanted.put(attempt)
+                    promised[attempt] = promise = asyncio.get_running_loop().create_future()
+                    promises.append(promise)
             return list(await asyncio.gather(*promises))
 
         try:

@@ -1,6 +1,5 @@
 """`palestra try`: one task, printed live, turn by turn."""
 
-import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from palestra import agent, taskset
+from palestra import agent, interrupts, taskset
 from palestra.backends.opening import open_backend
 from palestra.collect import prepare
 from palestra.config import Config, load
@@ -30,7 +29,7 @@ _COLOURS = {"system": "bright_black", "user": "cyan", "assistant": "green", "too
 def try_task(path: Path, overrides: Sequence[str], task_id: str | None) -> int:
     config = load(path, overrides)
     task = _find(taskset.load(config.tasks, "heldout"), task_id)
-    return asyncio.run(_try(config, task, Console(highlight=False)))
+    return interrupts.run(_try(config, task, Console(highlight=False)))
 
 
 def _find(tasks: Sequence[AnyTask], task_id: str | None) -> AnyTask:

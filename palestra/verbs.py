@@ -1,16 +1,13 @@
 """The verbs as Python functions: what the command line does, callable from a script or a notebook's cell."""
 
 import asyncio
-import signal
-import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from palestra import environments, sandboxes
+from palestra import environments, interrupts, sandboxes
 from palestra.config import Config, Skyrl, Verl, load
 from palestra.errors import UsageError
 
@@ -39,7 +36,7 @@ def train(
         resolved = _load(config, overrides)
         environments.require(resolved.backend.environment)
         run = RunFolder.create(resolved.run.folder, resolved, fresh)
-    with closing(Reporter(resolved, run, quiet)) as reporter, _draining() as stopping:
+    with closing(Reporter(resolved, run, quiet)) as reporter, interrupts.drained() as stopping:
         if isinstance(resolved.backend, Skyrl):
             from palestra.bridges.skyrl_train.entry import train as drive_skyrl
 
@@ -47,7 +44,7 @@ def train(
         if isinstance(resolved.backend, Verl):
             from palestra.bridges.verl.driving import train as drive_verl
 
-            return _run(asyncio.to_thread(drive_verl, resolved, run, reporter, stopping))
+            return _aside(lambda: drive_verl(resolved, run, reporter, stopping))
         return _run(_with_sandboxes(resolved, training.train(resolved, run, reporter, stopping)))
 
 
@@ -108,7 +105,7 @@ async def _with_sandboxes(config: Config, work: Coroutine[Any, Any, T]) -> T:
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end, also where a loop is running already, as in a notebook."""
-    return _aside(lambda: asyncio.run(work))
+    return _aside(lambda: interrupts.run(work))
 
 
 def _aside(work: Callable[[], T]) -> T:
@@ -119,28 +116,3 @@ def _aside(work: Callable[[], T]) -> T:
         return work()
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
-
-
-@contextmanager
-def _draining() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for a clean stop; the second one insists. Further ones wait: what is open is being closed."""
-    times = 0
-
-    def ask(*_: object) -> None:
-        nonlocal times
-        times += 1
-        if times == 1:
-            sys.stderr.write("\nstopping: what is under way is finished and saved. Ctrl-C again stops at once\n")
-        elif times == 2:
-            raise KeyboardInterrupt
-        else:
-            sys.stderr.write("\nclosing what is open; kill -9 would leave it behind\n")
-
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: times > 0
-    finally:
-        signal.signal(signal.SIGINT, before)

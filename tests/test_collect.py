@@ -478,6 +478,17 @@ async def test_whoever_asks_gets_attempts_in_the_order_asked(collector: Collecto
     assert dice(collector).open == 0
 
 
+async def test_what_is_asked_for_together_stays_together(collector: Collector) -> None:
+    ended: list[str] = []
+    collector.make_dispatcher = lambda: Bounded(1)
+    collector.on_trajectory = lambda trajectory: ended.append(trajectory.task_id)
+    async with collector.requests() as ask:
+        await asyncio.gather(
+            *(ask([(task, Key("train", 0, task.id, index)) for index in range(4)], Sampling()) for task in tasks(3))
+        )
+    assert ended == [task.id for task in tasks(3) for _ in range(4)]
+
+
 async def test_what_the_user_has_to_mend_ends_it_for_all_who_ask(collector: Collector) -> None:
     def refuse(trajectory: Trajectory) -> None:
         raise TaskError("mend me")

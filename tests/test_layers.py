@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # In reading order. A module may import only what stands above it; `.*` stands for a package and all that is in it.
 ORDER = (
     "palestra.errors",
+    "palestra.interrupts",
     "palestra.cache",
     "palestra.sources",
     "palestra.environments",

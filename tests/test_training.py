@@ -252,7 +252,16 @@ def test_ctrl_c_drains_and_saves_and_the_run_goes_on(config: Path) -> None:
     assert all(after[key][1] == trajectory for key, (_, trajectory) in before.items())
 
 
-@pytest.mark.parametrize(("signals", "code"), [([signal.SIGTERM] * 2, 143), ([signal.SIGINT] * 4, 130)], ids=["term", "int"])
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGTERM] * 2, 143),
+        ([signal.SIGINT] * 4, 130),
+        ([signal.SIGTERM, signal.SIGINT, signal.SIGINT], 143),
+        ([signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
+    ],
+    ids=["term", "int", "term-int", "int-term"],
+)
 def test_whoever_insists_waits_until_everything_is_closed(config: Path, signals: list[signal.Signals], code: int) -> None:
     said = config.parent / "said"
     process = palestra("train", config, "tasks.train=task:guarded", "evaluation.tasks=1", "evaluation.greedy=false")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from palestra import interrupts
 from palestra.backends.torch import model as models
 from palestra.backends.torch.sampler import TorchSampler
 from palestra.bench.step import measure_own_step, write_trl_tasks
@@ -44,7 +45,7 @@ def bench_engine(console: Console, with_trl: bool = True) -> dict[str, Any]:
 def _generation(folder: Path, console: Console) -> dict[str, Any]:
     prompt = torch.randint(100, 40_000, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
     theirs = _measure_generate(folder, prompt)
-    ours = asyncio.run(_measure_sampler(folder, prompt))
+    ours = interrupts.run(_measure_sampler(folder, prompt))
     for name, figures in (("transformers", theirs), ("palestra", ours)):
         parts = f"prefill {figures['prefill']:.2f}, decode {figures['decode']:.2f}"
         console.print(f"  {name}: {figures['total']:.1f} CPU-s ({parts})")

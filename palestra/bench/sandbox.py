@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from palestra import interrupts
 from palestra.errors import InfrastructureError
 from palestra.protocols import Sandbox, Snapshot, Spec
 from palestra.sandbox import cgroup
@@ -35,7 +36,7 @@ CRASHED = 7
 
 def bench_sandbox(console: Console, crowd: int = CROWD, cycles: int = CYCLES, podman: str | None = None) -> dict[str, Any]:
     """`podman` are its words up to the image, such as `run --rm --network none debian`."""
-    return asyncio.run(_bench(console, crowd, cycles, podman))
+    return interrupts.run(_bench(console, crowd, cycles, podman))
 
 
 async def _bench(console: Console, crowd: int, cycles: int, podman: str | None) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """One whole GRPO step of the quickstart recipe, measured: rollouts, gradients, update, new weights for the sampler."""
 
-import asyncio
 import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from palestra import render, taskset
+from palestra import interrupts, render, taskset
 from palestra.advantage import credit
 from palestra.backends.opening import open_backend
 from palestra.backends.torch import model as models
@@ -23,7 +22,7 @@ from palestra.training import make_collector, sampling_of
 
 
 def measure_own_step() -> dict[str, Any]:
-    return asyncio.run(_measure(quickstart()))
+    return interrupts.run(_measure(quickstart()))
 
 
 def quickstart() -> Config:

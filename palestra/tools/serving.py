@@ -1,7 +1,9 @@
 """`palestra mcp serve`: an agent's tools over MCP, on standard input and output, for any other program that knows MCP."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,36 @@ async def serve(tools: Toolbox, name: str = "palestra") -> None:
         return CallToolResult(content=[TextContent(text=text) for text in _texts(outcome)])
 
     server: Any = Server(name, on_list_tools=list_tools, on_call_tool=call_tool)
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    with _endable_input() as end:
+        async with stdio_server() as (read, write):
+            try:
+                await server.run(read, write, server.create_initialization_options())
+            finally:
+                end()
+
+
+@contextmanager
+def _endable_input() -> Iterator[Callable[[], None]]:
+    """Standard input by way of a pipe that we can end. The server reads it in a thread, and when it is stopped, waits for that
+    thread, which would wait for the client."""
+    client = os.dup(0)
+    reading, writing = os.pipe()
+    os.dup2(reading, 0)
+    os.close(reading)
+    pipe = os.fdopen(writing, "wb", buffering=0)
+
+    def pump() -> None:
+        with suppress(OSError, ValueError):  # ended meanwhile
+            while read := os.read(client, 65536):
+                while read:
+                    read = read[pipe.write(read) :]
+        pipe.close()
+
+    threading.Thread(target=pump, daemon=True).start()
+    try:
+        yield pipe.close
+    finally:
+        os.dup2(client, 0)
 
 
 def _texts(content: Content) -> list[str]:

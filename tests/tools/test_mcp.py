@@ -1,8 +1,10 @@
 """MCP in both directions, against real servers in processes of their own: tools that are taken, tools that are given."""
 
 import asyncio
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -239,6 +241,33 @@ async def test_palestras_tools_are_served(repository: Path, sandboxed: bool) -> 
         with pytest.raises(ToolError, match="unknown argument 'file'; known: end, path, start"):
             await call(tools, "view", file="code.py")
     assert ("return 2" in (repository / "code.py").read_text()) == (not sandboxed)
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sandboxed", [False, True])
+def test_a_server_that_is_stopped_does_not_wait_for_its_client(repository: Path, sandboxed: bool, stop: signal.Signals) -> None:
+    if sandboxed and shutil.which("bwrap") is None:
+        pytest.skip("bwrap is not installed")
+    command = [sys.executable, "-m", "palestra", "mcp", "serve", str(repository), *(["--sandbox"] if sandboxed else [])]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stderr is not None
+        server.stdin.write(json.dumps(INITIALIZE) + "\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1
+        server.send_signal(stop)
+        assert server.wait(60) == 128 + stop
+        assert "Traceback" not in server.stderr.read()
 
 
 def test_a_folder_that_is_none_is_one_line() -> None:

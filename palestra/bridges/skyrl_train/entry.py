@@ -1,6 +1,5 @@
 """`palestra train` with backend.kind = "skyrl": opens the run, lets SkyRL train, and sums up."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from loguru import logger
 from skyrl.train.utils.utils import initialize_ray
 
-from palestra import sandboxes
+from palestra import interrupts, sandboxes
 from palestra.backends.torch import model as models
 from palestra.bridges.skyrl_train.experiment import CpuExperiment, Experiment, Job
 from palestra.bridges.skyrl_train.settings import skyrl_config
@@ -53,7 +52,7 @@ def _run(experiment: Experiment, stopping: Callable[[], bool]) -> dict[str, Any]
         trainer = experiment._setup_trainer()
         trainer.stopping = stopping
         _log_to(job.run)  # once more: SkyRL's trainer has sent its words to the terminal again
-        asyncio.run(_train(experiment, trainer))
+        interrupts.run(_train(experiment, trainer))
     except Stopped:
         assert trainer is not None
         job.reporter.stopped(job.run.path, trainer.global_step)

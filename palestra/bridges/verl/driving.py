@@ -18,7 +18,7 @@ import ray
 import torch
 from omegaconf import OmegaConf, open_dict
 
-from palestra import collect, sandboxes, taskset
+from palestra import collect, interrupts, sandboxes, taskset
 from palestra.backends.torch import model
 from palestra.bridges.verl.exporting import export
 from palestra.bridges.verl.record import Record
@@ -57,7 +57,7 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
     os.environ.update(variables)  # before anything imports verl
     # The evaluation after the last step is verl's last act, and may be all that is missing.
     whole = verl_config(keys | {"trainer.val_before_train": done in (0, plan.steps)}, config.backend.overrides)
-    asyncio.run(_prepare(config, plan, tasks, heldout, run))
+    interrupts.run(_prepare(config, plan, tasks, heldout, run))
     started = time.monotonic()
     with _cluster(config.backend, gpu, variables) as logs:
         record = ray.remote(Record).options(name=RECORD, num_cpus=0).remote(run.ledger.resolve(), plan)
