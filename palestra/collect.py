@@ -109,16 +109,21 @@ class Collector:
         self, rounds: Iterator[tuple[int, Sequence[AnyTask]]], samples: int, pace: Pace, sampling: Sampling
     ) -> AsyncIterator[Groups[Attempt]]:
         """Groups of training attempts, round after round, as the pace allows. Groups that a committed step has settled are left
-        out; those cut short by a stop never come."""
+        out, and so are those that an interrupted run had abandoned; those cut short by a stop never come."""
         settled = self.ledger.settled()
         open_policy = self.opener(sampling)
 
-        def make(task: AnyTask, round_: int, recorded: Mapping[tuple[str, int], Trajectory]) -> Make[Attempt]:
+        def begun(task: AnyTask, recorded: Mapping[tuple[str, int], Trajectory]) -> int | None:
+            """The version under which an interrupted run began its group."""
+            known = [recorded[task.id, index] for index in range(samples) if (task.id, index) in recorded]
+            return min((version for version in map(first_version, known) if version is not None), default=None)
+
+        def make(
+            task: AnyTask, round_: int, recorded: Mapping[tuple[str, int], Trajectory], version: int | None
+        ) -> Make[Attempt]:
             def attempts(number: int, may_run: MayRun) -> list[Attempt]:
-                known = [recorded[task.id, index] for index in range(samples) if (task.id, index) in recorded]
-                versions = [version for version in map(first_version, known) if version is not None]
-                if versions:
-                    pace.recall(number, min(versions))
+                if version is not None:
+                    pace.recall(number, version)
                 keys = (Key("train", round_, task.id, index) for index in range(samples))
                 return [self._attempt(task, key, recorded, open_policy, may_run) for key in keys]
 
@@ -131,7 +136,9 @@ class Collector:
                     await self._prepare(left)
                     recorded = self.ledger.finished("train", number)
                     for task in left:
-                        yield make(task, number, recorded)
+                        version = begun(task, recorded)
+                        if version is None or not pace.has_outlived(version):
+                            yield make(task, number, recorded, version)
 
         def ended(attempt: Attempt) -> None:
             self._record(attempt)

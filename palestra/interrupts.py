@@ -42,6 +42,7 @@ class _Interrupts:
             self.cancel()
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _heard: _Interrupts | None = None
 
 
@@ -53,13 +54,21 @@ def handled() -> Iterator[None]:
         yield
         return
     _heard = _Interrupts()
-    before = {number: signal.signal(number, _heard.hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
+        hear_again()
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _heard = None
+
+
+def hear_again() -> None:
+    """After a library has put its own handlers in the place of ours."""
+    if _heard is not None and threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            signal.signal(number, _heard.hear)
 
 
 @contextmanager

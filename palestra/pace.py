@@ -144,6 +144,10 @@ class Pace:
     def has_abandoned(self, number: int) -> bool:
         return number in self._abandoned
 
+    def has_outlived(self, version: int) -> bool:
+        """Whether a group that an interrupted run began under that version can only be one that it had abandoned."""
+        return self._extra > 0 and version < self._trained - self._staleness
+
     def stop(self) -> None:
         """Nothing new begins any more."""
         self._stopped = True

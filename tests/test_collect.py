@@ -377,6 +377,17 @@ async def test_an_abandoned_attempt_is_not_recorded(collector: Collector, ledger
     assert {row.key.task_id for row in ledger.trajectories()} == {"task-0"}
 
 
+async def test_what_was_left_of_an_abandoned_group_is_not_taken_by_a_resumed_run(collector: Collector) -> None:
+    """One attempt had ended well, the other had not, when the step was full; then the run was killed."""
+    [half] = await trajectories(collector, [Probe("half")], 1, "train")
+    assert first_version(half) == 0
+    pace = Pace(1, 2, extra=1, version=1)
+    async with opened(collector, [[Probe("half"), *tasks(2)]], 2, pace=pace) as stream:
+        numbers = {group_of(group).task_id: group.number for group in [await anext(stream), await anext(stream)]}
+    assert numbers == {"task-0": 0, "task-1": 1}
+    assert all(pace.may_take(number) for number in numbers.values())
+
+
 async def test_evaluations_side_by_side_keep_to_the_limits_together(collector: Collector) -> None:
     diary = Diary()
     collector.make_dispatcher = lambda: Bounded(3)

@@ -35,6 +35,7 @@ def train(config: Config, run: RunFolder, reporter: Reporter, stopping: Callable
     cfg = skyrl_config(config, config.backend, plan, run, model=model, tasks=len(tasks), on_cpu=on_cpu)
     if not on_cpu:
         initialize_ray(cfg)
+        interrupts.hear_again()  # Ray has a handler of its own
     with Ledger.open(run.ledger) as ledger:
         job = Job(config, config.backend, plan, tasks, heldout, run, reporter, ledger, model)
         return _run((CpuExperiment if on_cpu else Experiment)(cfg, job), stopping)

@@ -137,6 +137,7 @@ def _cluster(section: Verl, gpu: bool, variables: dict[str, str]) -> Iterator[Pa
     places = {"num_cpus": 32, "num_gpus": section.gpus, "_system_config": {"prestart_worker_first_driver": False}}
     here: dict[str, Any] = {} if gpu else {"address": "local", "object_store_memory": 512 << 20, **places}
     ray.init(runtime_env={"env_vars": variables}, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **here)
+    interrupts.hear_again()  # Ray has a handler of its own
     try:
         yield Path(ray._private.worker._global_node.get_logs_dir_path())
     finally:
