@@ -162,6 +162,8 @@ def bench_dispatch(
             try:
                 figures = future.result()
             except UsageError as error:  # the outside dispatcher's, whose other seeds are of no use then
+                if entry.name != outside:
+                    raise
                 fault = error
                 break
             results[entry.name, seed] = entry, figures

@@ -11,18 +11,27 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+SPINS = 1_000_000
+"""Rounds of the loop, one right after the other, in which no time passes."""
+
+
 class _Jumping(selectors.SelectSelector):
     """In the place of waiting until the next timer, it calls `jump`."""
 
     def __init__(self, jump: Callable[[], None]) -> None:
         super().__init__()
-        self._jump = jump
+        self._jump, self._spins = jump, 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("nothing left to wait for: every task waits for another one, and no timer is set")
         if timeout > 0:  # which is a day at most, however far the timer
             self._jump()
+            self._spins = 0
+        self._spins += 1
+        if self._spins > SPINS:
+            self._spins = 0  # the loop goes on to cancel what is there
+            raise RuntimeError("something goes on without ever waiting, such as asyncio.sleep(0) in a loop: no time passes")
         return []
 
 

@@ -3,7 +3,7 @@ drawn from it before they are played, so that every schedule meets the same ones
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -270,13 +270,13 @@ class Workload(Quantities):
             gpu=gpu,
             init=sum(job.init_seconds for job in every) / self.init.capacity,
             reward=sum(job.reward_seconds for job in every) / self.reward.capacity,
-            critical_path=max(map(self._alone, every)),
+            critical_path=max(self._alone(job, self._new(job)) for job in every),
             step=gpu + self.training.seconds + self.training.publish_seconds,
         )
 
     def one_by_one(self, jobs: Sequence[Sequence[Job]]) -> float:
-        """Seconds that they take one after the other."""
-        return sum(self._alone(job) for group in jobs for job in group)
+        """Seconds that they take one after the other, were the whole context prefilled again at every turn."""
+        return sum(self._alone(job, _whole_contexts(job)) for group in jobs for job in group)
 
     @property
     def spared_tokens(self) -> float:
@@ -288,16 +288,28 @@ class Workload(Quantities):
         """Of a prompt; its last one is computed by every attempt, to write the first of its reply."""
         return self.context.start - 1 if self.engine.shares_prompts else 0
 
-    def _alone(self, job: Job) -> float:
-        """Seconds that a job takes with nobody else there, though others may have prefilled the prompt that they share."""
+    def _new(self, job: Job) -> Iterator[int]:
+        """What each turn prefills where no KV is lost, and others may have prefilled the prompt that they share."""
+        return (turn.new_tokens - spared for turn, spared in zip(job.turns, chain([self.shared_tokens], repeat(0)), strict=False))
+
+    def _alone(self, job: Job, prefilled: Iterable[int]) -> float:
+        """Seconds that a job takes with nobody else there, were so many tokens prefilled in each turn."""
         engine = self.engine
         prefill, decode = engine.step(engine.units, 0, 1), engine.step(engine.units, 1)
         run = 0.0
-        for turn, spared in zip(job.turns, chain([self.shared_tokens], repeat(0)), strict=False):
-            steps = engine.prefill_steps(turn.new_tokens - spared)
-            run += steps * prefill + turn.output_tokens * decode + turn.tool_seconds
+        for turn, tokens in zip(job.turns, prefilled, strict=True):
+            run += engine.prefill_steps(tokens) * prefill + turn.output_tokens * decode + turn.tool_seconds
         init, reward = (min(1.0, stage.capacity) for stage in (self.init, self.reward))
         return job.init_seconds / init + run + job.reward_seconds / reward
+
+
+def _whole_contexts(job: Job) -> Iterator[int]:
+    """What each turn prefills where all KV was lost before it."""
+    length = 0
+    for turn in job.turns:
+        length += turn.new_tokens
+        yield length
+        length += turn.output_tokens
 
 
 def _tokens(tokens: Tokens, normal: NDArray[np.float64]) -> NDArray[np.int_]:

@@ -42,6 +42,17 @@ async def dispatch(cfg, trajectories, init_fn, run_fn, eval_fn):
                 await getattr(trajectory, name)()
 """
 
+ALL_AT_ONCE = """
+import asyncio
+
+async def dispatch(cfg, trajectories, init_fn, run_fn, eval_fn):
+    async def through(trajectory):
+        for name in (init_fn, run_fn, eval_fn):
+            await getattr(trajectory, name)()
+
+    await asyncio.gather(*(through(each) for samples in trajectories.values() for each in samples.values()))
+"""
+
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
@@ -98,6 +109,7 @@ def test_a_dispatcher_that_is_not_there_is_named_before_anything_runs(small: str
         ("trajectories.clear()", "6 of 6 trajectories that did not go through init, run and reward"),
         ("while True: await asyncio.sleep(100)", "it had not returned from step 0 after"),
         ("await asyncio.sleep(float('inf'))", "it had not returned from step 0 after"),
+        ("while True: await asyncio.sleep(0)", "goes on without ever waiting"),
     ],
 )
 def test_a_dispatcher_that_fails_or_leaves_something_out_is_named(small: str, tmp_path: Path, body: str, complaint: str) -> None:
@@ -107,6 +119,27 @@ def test_a_dispatcher_that_fails_or_leaves_something_out_is_named(small: str, tm
         bench_dispatch(Console(file=io.StringIO()), small, [0], f"{tmp_path}/mine.py:dispatch")
     assert str(raised.value).startswith(f"--dispatcher {tmp_path}/mine.py:dispatch: ")
     assert complaint in str(raised.value)
+
+
+def test_schedules_whose_kv_is_lost_at_every_turn_are_in_time(tmp_path: Path) -> None:
+    """KV holds one context, and turns are made of observations that are read slowly."""
+    text = 'base = "w1"\n'
+    for section, values in {
+        "batch": "tasks = 2\nsamples = 2\nsteps = 1",
+        "turns": "median = 50\ntask_sigma = 0\nsample_sigma = 0\nleast = 50",
+        "output": "median = 20\nsigma = 0\nmost = 20",
+        "observation": "median = 500\nsigma = 0\nleast = 500\nmost = 500",
+        "init": "mean = 1",
+        "reward": "mean = 1",
+        "engine": "units = 1\nprefill_rate = 1000\nkv_tokens = 33000",
+    }.items():
+        text += f"[{section}]\n{values}\n"
+    (tmp_path / "thrash.toml").write_text(text)
+    (tmp_path / "mine.py").write_text(ALL_AT_ONCE)
+    mine = f"{tmp_path}/mine.py:dispatch"
+    race = bench_dispatch(Console(file=io.StringIO()), str(tmp_path / "thrash.toml"), [0], mine)
+    assert race.fault is None
+    assert {row["schedule"] for row in race.rows} >= {"batch", mine}
 
 
 def test_one_that_fails_in_a_later_step_costs_the_others_nothing(small: str, tmp_path: Path) -> None:
