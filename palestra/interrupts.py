@@ -53,11 +53,15 @@ def handled() -> Iterator[None]:
     if _heard is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _heard = _Interrupts()
+    _heard = heard = _Interrupts()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         hear_again()
         yield
+    except KeyboardInterrupt:
+        if heard.insistence is None:
+            raise
+        raise heard.insistence from None  # Ray raises a KeyboardInterrupt of its own in the place of ours
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,25 @@ def test_success_rises_across_the_death_of_a_server(model: Path, tmp_path: Path)
     check_the_ledger(folder)
     check_the_first_loss(folder)
     check_the_adapter(model, folder, tmp_path)
+
+
+@pytest.mark.parametrize(("signals", "code"), [([signal.SIGTERM], 143), ([signal.SIGINT] * 2, 130)], ids=["term", "int"])
+def test_whoever_insists_leaves_no_process_behind(
+    model: Path, tmp_path: Path, signals: Sequence[signal.Signals], code: int
+) -> None:
+    folder = tmp_path / "run"
+    with training(*recipe(model, folder)) as run:
+        deadline = time.monotonic() + SECONDS
+        while run.poll() is None and not servers(run) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        started = psutil.Process(run.pid).children(recursive=True)
+        for each in signals:
+            run.send_signal(each)
+            time.sleep(0.1)
+        assert "Traceback" not in ended(run, code)
+        gone, left = psutil.wait_procs(started, timeout=30)
+    assert gone
+    assert left == []
 
 
 def check_the_adapter(model: Path, folder: Path, tmp_path: Path) -> None:
