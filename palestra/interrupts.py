@@ -35,7 +35,6 @@ class _Interrupts:
             self.asked = True
             sys.stderr.write("\nstopping: what is under way is finished and saved. Ctrl-C again stops at once\n")
         else:
-            self.asked = True
             self.insistence = Terminated if number == signal.SIGTERM else KeyboardInterrupt
             if self.cancel is None:
                 raise self.insistence
