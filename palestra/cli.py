@@ -173,7 +173,7 @@ def _sandbox_run(options: argparse.Namespace) -> int:
     from palestra.sandbox import verbs
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    return interrupts.run(verbs.run(command, options.network, options.folder, options.seconds))
+    return verbs.run(command, options.network, options.folder, options.seconds)
 
 
 def _mcp_serve(options: argparse.Namespace) -> int:

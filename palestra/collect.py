@@ -109,7 +109,7 @@ class Collector:
         self, rounds: Iterator[tuple[int, Sequence[AnyTask]]], samples: int, pace: Pace, sampling: Sampling
     ) -> AsyncIterator[Groups[Attempt]]:
         """Groups of training attempts, round after round, as the pace allows. Groups that a committed step has settled are left
-        out, and so are those that an interrupted run had abandoned; those cut short by a stop never come."""
+        out, and so are leftovers of an interrupted run that are too old by now; those cut short by a stop never come."""
         settled = self.ledger.settled()
         open_policy = self.opener(sampling)
 

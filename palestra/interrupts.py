@@ -1,10 +1,12 @@
 """Ctrl-C and SIGTERM: whoever insists on a stop, everything is closed before we end.
 
 By default Python raises in whatever runs at that moment. In an event loop that may be any of its tasks, and what the others hold
-would stay open. So the loop's main task is cancelled instead, and everything unwinds from there.
+would stay open. So the loop's main task is cancelled instead, and everything unwinds from there: once what runs at that moment
+awaits something.
 """
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -21,6 +23,7 @@ class _Interrupts:
     """What this process has been asked for so far."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self.drains = False
         """Whether the first Ctrl-C asks for a clean stop, and only the second one insists."""
         self.asked = False
@@ -29,8 +32,11 @@ class _Interrupts:
         """Of the event loop's work, while there is one."""
 
     def hear(self, number: int, _: object) -> None:
-        if self.insistence is not None:
-            sys.stderr.write("\nclosing what is open; kill -9 would leave it behind\n")
+        if os.getpid() != self.process:  # forked, as by a task's own pool, which ends its processes by SIGTERM
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self.insistence is not None:
+            sys.stderr.write("\nclosing what is open, as soon as what runs now allows it; kill -9 would leave it behind\n")
         elif number == signal.SIGINT and self.drains and not self.asked:
             self.asked = True
             sys.stderr.write("\nstopping: what is under way is finished and saved. Ctrl-C again stops at once\n")
@@ -47,7 +53,8 @@ _heard: _Interrupts | None = None
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Hear signals in this block. Only a process's main thread can."""
+    """Hear signals in this block. Only a process's main thread can. SIGINT is heard even where a shell has us ignore it, as
+    in the background: `kill -INT` is how a run is asked to stop."""
     global _heard
     if _heard is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -90,7 +97,7 @@ def drained() -> Iterator[Callable[[], bool]]:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`. Who insists meanwhile has everything closed first."""
+    """As `asyncio.run`. Who insists meanwhile has everything closed first; an error in that is raised in its place."""
     heard = _heard
     if heard is None or heard.cancel is not None:
         return asyncio.run(work)
@@ -104,6 +111,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
                 loop.call_soon_threadsafe(task.cancel)
 
         heard.cancel = cancel
+        if heard.insistence is not None:  # it came while another thread, which waits for this one, had the signals
+            cancel()
         return await work
 
     try:

@@ -145,7 +145,8 @@ class Pace:
         return number in self._abandoned
 
     def has_outlived(self, version: int) -> bool:
-        """Whether a group that an interrupted run began under that version can only be one that it had abandoned."""
+        """Whether a group that an interrupted run began under that version is too old by now, and to be left out. There can be
+        such only with oversampling."""
         return self._extra > 0 and version < self._trained - self._staleness
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ with interrupts.drained() as stopping:
         (["SIGTERM"], "Terminated", []),
         (["SIGINT", "SIGINT"], "KeyboardInterrupt", ["stopping:"]),
         (["SIGINT", "SIGTERM"], "Terminated", ["stopping:"]),
-        (["SIGTERM", "SIGINT", "SIGINT"], "Terminated", ["closing", "closing"]),
+        (["SIGTERM", "SIGINT", "SIGINT"], "Terminated", ["closing"] * 2),
         (["SIGINT", "SIGINT", "SIGTERM", "SIGINT"], "KeyboardInterrupt", ["stopping:", "closing", "closing"]),
     ],
     ids=lambda words: "-".join(words) if isinstance(words, list) else words,
@@ -115,6 +115,64 @@ except KeyboardInterrupt as error:
 def test_where_a_loop_runs_already_the_work_beside_it_is_cancelled() -> None:
     done = subprocess.run([sys.executable, "-c", ASIDE], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["closed", "Terminated"]
+
+
+EARLY = """
+import asyncio, os, signal, sys, threading, time
+from palestra import interrupts, verbs
+
+async def work():
+    try:
+        await asyncio.sleep(100)
+    finally:
+        print("closed")
+
+def slowly():
+    time.sleep(1)  # such as Ray's start
+    interrupts.run(work())
+
+def insist():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+async def notebook():
+    with interrupts.handled():
+        verbs._aside(slowly)
+
+threading.Thread(target=insist).start()
+try:
+    asyncio.run(notebook())
+except KeyboardInterrupt as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_stop_that_comes_before_the_loop_is_not_forgotten() -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["closed", "Terminated"]
+
+
+FORKED = """
+import asyncio, multiprocessing, time
+from palestra import interrupts
+
+async def work():
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
+    child.start()
+    await asyncio.sleep(0.2)
+    child.terminate()
+    child.join(30)
+    print(child.exitcode)
+    child.kill()
+
+with interrupts.handled():
+    interrupts.run(work())
+"""
+
+
+def test_a_forked_process_ends_as_it_would_without_us() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout.strip(), done.stderr) == (str(-signal.SIGTERM), "")
 
 
 def test_a_process_that_was_not_asked_to_stop_keeps_its_handlers() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from palestra import interrupts
 from palestra.errors import UsageError
 from palestra.protocols import Sandbox, Spec
 from palestra.sandbox import cgroup, container, doctor
@@ -16,21 +17,26 @@ from palestra.sandbox.limits import Limits
 MARKS = {"ok": "[green]ok     [/]", "weaker": "[yellow]weaker [/]", "missing": "[red]missing[/]"}
 
 
-async def run(command: Sequence[str], network: bool, folder: Path | None, seconds: float) -> int:
+def run(command: Sequence[str], network: bool, folder: Path | None, seconds: float) -> int:
     """Run a command in a new sandbox, and show what it wrote. The folder, if given, is copied to the working folder."""
     if not command:
         raise UsageError("palestra sandbox run needs a command, such as: palestra sandbox run -- ls -la /")
+    stdin = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()  # before anything is open: it may take for ever
+    return interrupts.run(_run(command, stdin, network, folder, seconds))
+
+
+async def _run(command: Sequence[str], stdin: bytes, network: bool, folder: Path | None, seconds: float) -> int:
     provider = Bubblewrap(Limits(network=network))
     try:
         snapshot = await provider.snapshot(Spec({".": folder} if folder else {}))
         async with provider.open(snapshot) as sandbox:
-            return await _shown(sandbox, command, seconds)
+            return await _shown(sandbox, command, stdin, seconds)
     finally:
         await provider.close()
 
 
-async def _shown(sandbox: Sandbox, command: Sequence[str], seconds: float) -> int:
-    ran = await sandbox.run(command, stdin=b"" if sys.stdin.isatty() else sys.stdin.buffer.read(), seconds=seconds, keep=2**24)
+async def _shown(sandbox: Sandbox, command: Sequence[str], stdin: bytes, seconds: float) -> int:
+    ran = await sandbox.run(command, stdin=stdin, seconds=seconds, keep=2**24)
     for stream, output in ((sys.stdout.buffer, ran.stdout), (sys.stderr.buffer, ran.stderr)):
         stream.write(output.head + output.tail)
         stream.flush()

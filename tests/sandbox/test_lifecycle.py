@@ -169,3 +169,25 @@ async def test_many_who_want_the_same_new_snapshot_do_not_keep_its_builder_from_
     finally:
         await provider.close()
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+async def test_a_command_tried_by_hand_can_be_stopped(stop: signal.Signals) -> None:
+    """Before its standard input has come to an end, and while it runs."""
+    marker = str(secrets.randbelow(10**6) + 10**6)
+    command = [sys.executable, "-m", "palestra", "sandbox", "run", "--", "sh", "-c", f"sleep {marker} & wait"]
+    ends = (subprocess.PIPE, subprocess.DEVNULL)
+    waiting, running = (subprocess.Popen(command, stdin=stdin) for stdin in ends)  # noqa: ASYNC220
+    assert await until(lambda: len(on_the_host(f"sleep\0{marker}")) == 1, 30)
+    assert await until(lambda: _catches(waiting.pid, stop), 30)
+    for process in (waiting, running):
+        process.send_signal(stop)
+        assert process.wait(30) == 128 + stop
+    assert await until(lambda: on_the_host(f"sleep\0{marker}") == [], 5)
+    assert waiting.stdin is not None
+    waiting.stdin.close()
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    [caught] = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (number - 1) & 1)
