@@ -179,7 +179,7 @@ async def test_a_command_tried_by_hand_can_be_stopped(stop: signal.Signals) -> N
     ends = (subprocess.PIPE, subprocess.DEVNULL)
     waiting, running = (subprocess.Popen(command, stdin=stdin) for stdin in ends)  # noqa: ASYNC220
     assert await until(lambda: len(on_the_host(f"sleep\0{marker}")) == 1, 30)
-    assert await until(lambda: _catches(waiting.pid, stop), 30)
+    assert await until(lambda: _catches(waiting.pid, signal.SIGTERM), 30)
     for process in (waiting, running):
         process.send_signal(stop)
         assert process.wait(30) == 128 + stop
