@@ -24,6 +24,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.process = os.getpid()
+        """The one that asked to hear; those that are forked off it have copies of its handlers."""
         self.drains = False
         """Whether the first Ctrl-C asks for a clean stop, and only the second one insists."""
         self.asked = False

@@ -86,7 +86,7 @@ def test_without_an_event_loop_the_first_signal_ends_what_runs(name: str, ended:
 
 
 ASIDE = """
-import asyncio, os, signal, threading, time
+import asyncio, os, signal, sys, threading, time
 from palestra import interrupts, verbs
 
 async def work():
@@ -96,39 +96,8 @@ async def work():
         await asyncio.sleep(0.1)
         print("closed")
 
-def insist():
-    time.sleep(0.3)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-async def notebook():
-    with interrupts.drained():
-        verbs._run(work())
-
-threading.Thread(target=insist).start()
-try:
-    asyncio.run(notebook())
-except KeyboardInterrupt as error:
-    print(type(error).__name__)
-"""
-
-
-def test_where_a_loop_runs_already_the_work_beside_it_is_cancelled() -> None:
-    done = subprocess.run([sys.executable, "-c", ASIDE], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["closed", "Terminated"]
-
-
-EARLY = """
-import asyncio, os, signal, sys, threading, time
-from palestra import interrupts, verbs
-
-async def work():
-    try:
-        await asyncio.sleep(100)
-    finally:
-        print("closed")
-
-def slowly():
-    time.sleep(1)  # such as Ray's start
+def begin():
+    time.sleep(float(sys.argv[1]))  # such as Ray's start
     interrupts.run(work())
 
 def insist():
@@ -136,8 +105,8 @@ def insist():
     os.kill(os.getpid(), signal.SIGTERM)
 
 async def notebook():
-    with interrupts.handled():
-        verbs._aside(slowly)
+    with interrupts.drained():
+        verbs._aside(begin)
 
 threading.Thread(target=insist).start()
 try:
@@ -147,8 +116,11 @@ except KeyboardInterrupt as error:
 """
 
 
-def test_a_stop_that_comes_before_the_loop_is_not_forgotten() -> None:
-    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=True)
+@pytest.mark.parametrize("begins_after", [0, 1])
+def test_where_a_loop_runs_already_the_work_beside_it_is_cancelled(begins_after: float) -> None:
+    """Also where the stop came before its own loop."""
+    command = [sys.executable, "-c", ASIDE, str(begins_after)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["closed", "Terminated"]
 
 
